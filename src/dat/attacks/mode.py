@@ -1,0 +1,35 @@
+"""How the network stands while it is attacked, and that it is found again as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@contextmanager
+def attack_mode(model: nn.Module, bn: str = "eval") -> Iterator[None]:
+    """Attack with batch normalisation (and dropout) in `eval` or in `train` mode.
+
+    Afterwards every module has the mode it had, and the running statistics are untouched.
+    """
+    was_training = [(module, module.training) for module in model.modules()]
+    statistics = _running_statistics(model) if bn == "train" else []
+    saved = [buffer.clone() for buffer in statistics]
+    model.train(bn == "train")
+    try:
+        yield
+    finally:
+        for module, training in was_training:
+            module.training = training
+        with torch.no_grad():
+            for buffer, value in zip(statistics, saved, strict=True):
+                buffer.copy_(value)
+
+
+def _running_statistics(model: nn.Module) -> list[torch.Tensor]:
+    norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
+    return [buffer for module in norms for buffer in module.buffers(recurse=False)]
