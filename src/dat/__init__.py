@@ -1,0 +1,104 @@
+"""DAT: distributed adversarial training of image classifiers that withstand attack.
+
+The public names are imported on first use, so that `import dat` and `dat --help` stay quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from dat.attacks import FGSM, PGD, Attack, NoAttack, attack_mode
+    from dat.comm import World
+    from dat.config import RunConfig
+    from dat.data import ImageData
+    from dat.evaluation import Accuracy, evaluate
+    from dat.models import Normalize, build_model, normalized
+    from dat.objectives import Adversarial, Objective
+    from dat.optim import (
+        EMA,
+        LALR,
+        LAMB,
+        LARS,
+        LSGD,
+        SGD,
+        Constant,
+        Cosine,
+        Cyclic,
+        Piecewise,
+    )
+    from dat.threat import ThreatModel
+    from dat.train import RunFolder, Trainer, load_weights, save_weights
+
+_ROOMS = {
+    "attacks": ("FGSM", "PGD", "Attack", "NoAttack", "attack_mode"),
+    "comm": ("World",),
+    "config": ("RunConfig",),
+    "data": ("ImageData",),
+    "evaluation": ("Accuracy", "evaluate"),
+    "models": ("Normalize", "build_model", "normalized"),
+    "objectives": ("Adversarial", "Objective"),
+    "optim": (
+        "EMA",
+        "LALR",
+        "LAMB",
+        "LARS",
+        "LSGD",
+        "SGD",
+        "Constant",
+        "Cosine",
+        "Cyclic",
+        "Piecewise",
+    ),
+    "threat": ("ThreatModel",),
+    "train": ("RunFolder", "Trainer", "load_weights", "save_weights"),
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+
+__all__ = [
+    "EMA",
+    "FGSM",
+    "LALR",
+    "LAMB",
+    "LARS",
+    "LSGD",
+    "PGD",
+    "SGD",
+    "Accuracy",
+    "Adversarial",
+    "Attack",
+    "Constant",
+    "Cosine",
+    "Cyclic",
+    "ImageData",
+    "NoAttack",
+    "Normalize",
+    "Objective",
+    "Piecewise",
+    "RunConfig",
+    "RunFolder",
+    "ThreatModel",
+    "Trainer",
+    "World",
+    "attack_mode",
+    "build_model",
+    "evaluate",
+    "load_weights",
+    "normalized",
+    "save_weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dat' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"dat.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,210 @@
+"""The only place that turns a config into objects, and the jobs that the command line starts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import nn
+
+from dat.attacks import FGSM, PGD, NoAttack
+from dat.comm import World
+from dat.config import RunConfig
+from dat.data import Splits, load, split_holdout
+from dat.evaluation import Accuracy, evaluate
+from dat.models import build_model, normalized
+from dat.optim import LSGD, SGD
+from dat.report import Progress
+from dat.train import EpochRecord, RunFolder, Trainer, load_weights
+from dat.train.folder import CONFIG, RESULT
+
+
+def make_world(config: RunConfig) -> World:
+    comm = config.comm
+    return World.join(
+        device=comm.device, backend=comm.backend, threads=comm.threads, timeout=comm.timeout
+    )
+
+
+def make_model(config: RunConfig, data: Splits) -> nn.Module:
+    net = build_model(
+        config.model.name,
+        data.train.classes,
+        channels=data.train.channels,
+        width=config.model.width,
+        seed=config.seed,
+    )
+    return normalized(net, data.mean, data.std)
+
+
+def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
+    train, holdout = split_holdout(data.train, config.data.holdout, config.seed)
+    return Trainer(
+        model=make_model(config, data),
+        data=train,
+        holdout=holdout,
+        threat=config.threat,
+        attack=config.attack,
+        objective=config.objective,
+        optimizer=config.optimizer,
+        schedule=config.schedule,
+        epochs=config.train.epochs,
+        batch=config.train.batch,
+        parts=config.data.parts,
+        augmentation=config.data.augmentation,
+        attack_bn=config.train.attack_bn,
+        selection=PGD(steps=config.train.select_steps),
+        select_by=config.train.select_by,
+        select_every=config.train.select_every,
+        ema=config.train.ema,
+        seed=config.seed,
+        world=world,
+    )
+
+
+def train(
+    config: RunConfig, recipe: str, out: Path, *, overwrite: bool = False, quiet: bool = False
+) -> dict[str, Any] | None:
+    """Train on all workers, measure the best weights on the test set, leave a run's folder.
+
+    The first worker gets the result that is in the folder; the others get none.
+    """
+    world = make_world(config)
+    try:
+        # what the number of workers decides by default is written down, so the run can be repeated
+        config = replace(config, data=replace(config.data, parts=config.data.parts or world.size))
+        data = world.together(lambda: load(config.data.name))
+        trainer = world.together(lambda: make_trainer(config, data, world))
+        folder = world.together(lambda: _folder(out, world, overwrite))
+        if folder:
+            folder.describe({"recipe": recipe} | config.dump(), world.size)
+            trainer.listeners = [folder] if quiet else [folder, Progress(trainer, str(out))]
+        records = trainer.fit()
+        result = _result(config, recipe, trainer, records, data)
+        if folder:
+            folder.finish(result)
+        return result if world.first else None
+    finally:
+        world.close()
+
+
+def measure(
+    run: Path, weights: str = "best", edits: dict[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """Measure a finished run's weights again on the test set, by all workers."""
+    recipe, config = read_run(run, edits)
+    world = make_world(config)
+    try:
+        data = world.together(lambda: load(config.data.name))
+        model = world.together(lambda: make_model(config, data))
+        world.together(lambda: load_weights(model, run / f"{weights}.safetensors"))
+        accuracy = _test(config, model.to(world.device), data, world)
+        found = {
+            "run": str(run),
+            "weights": weights,
+            "recipe": recipe,
+            "attack": attack_name(config),
+            "images": accuracy.count,
+            "ta": accuracy.ta,
+            "ra": accuracy.ra,
+        }
+        return found if world.first else None
+    finally:
+        world.close()
+
+
+def read_run(run: Path, edits: dict[str, Any] | None = None) -> tuple[str, RunConfig]:
+    """The recipe's name and the config of a run's folder."""
+    from dat.config import merge
+
+    path = run / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{run}: not the folder of a run (no {CONFIG} in it)")
+    try:
+        values = yaml.safe_load(path.read_text())
+        recipe = str(values.pop("recipe", "?"))
+    except (yaml.YAMLError, AttributeError, UnicodeDecodeError):
+        raise ValueError(f"{path}: not a config") from None
+    return recipe, RunConfig.read(merge(values, edits or {}))
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """The final figures of a run."""
+    read_run(run)
+    path = run / RESULT
+    if not path.is_file():
+        raise ValueError(f"{run}: the run is not finished (no {RESULT} in it)")
+    try:
+        result: dict[str, Any] = json.loads(path.read_text())
+    except ValueError:
+        raise ValueError(f"{path}: not a result") from None
+    return {"run": str(run)} | result
+
+
+def method_name(config: RunConfig, workers: int) -> str:
+    """What the paper would call this: AT, Fast AT, DAT-PGD, DAT-FGSM w/o LALR, DAT-LSGD, ..."""
+    if isinstance(config.attack, NoAttack):
+        return "Standard"
+    if workers == 1:
+        return {PGD: "AT", FGSM: "Fast AT"}.get(type(config.attack), "AT")
+    if isinstance(config.optimizer, LSGD):
+        return "DAT-LSGD"
+    oracle = type(config.attack).__name__
+    return f"DAT-{oracle}{' w/o LALR' if isinstance(config.optimizer, SGD) else ''}"
+
+
+def attack_name(config: RunConfig) -> str:
+    """The attack behind RA, as tables head it."""
+    restarts = f" x{config.evaluate.restarts}" if config.evaluate.restarts > 1 else ""
+    return f"PGD-{config.evaluate.steps}{restarts}, {config.threat.norm} {config.threat.eps:.4g}"
+
+
+def _folder(out: Path, world: World, overwrite: bool) -> RunFolder | None:
+    return RunFolder.create(out, overwrite=overwrite) if world.first else None
+
+
+def _test(config: RunConfig, model: nn.Module, data: Splits, world: World) -> Accuracy:
+    return evaluate(
+        model,
+        data.test,
+        threat=config.threat,
+        attack=PGD(steps=config.evaluate.steps),
+        restarts=config.evaluate.restarts,
+        batch=config.evaluate.batch,
+        seed=config.seed,
+        world=world,
+    )
+
+
+def _result(
+    config: RunConfig, recipe: str, trainer: Trainer, records: list[EpochRecord], data: Splits
+) -> dict[str, Any]:
+    world, epochs = trainer.world, len(records)
+    accuracy = {
+        name: _test(config, trainer.best_model(name), data, world) for name in trainer.models()
+    }
+    result: dict[str, Any] = {
+        "recipe": recipe,
+        "method": method_name(config, world.size),
+        "workers": world.size,
+        "batch": config.train.batch,
+        "epochs": epochs,
+        "steps": epochs * trainer.plan.steps,
+        "attack": attack_name(config),
+        "images": accuracy[""].count,
+        "ta": accuracy[""].ta,
+        "ra": accuracy[""].ra,
+        "best_epoch": trainer.best_epoch(),
+        "comm_seconds_per_epoch": sum(r.comm_seconds for r in records) / epochs,
+        "exposed_seconds_per_epoch": sum(r.exposed_seconds for r in records) / epochs,
+        "train_seconds_per_epoch": sum(r.seconds for r in records) / epochs,
+        "train_seconds": sum(r.seconds for r in records),
+        "mb_per_step": sum(r.mb_per_step for r in records) / epochs,
+        "mb_busiest": sum(r.mb_busiest for r in records) / epochs,
+    }
+    if "ema-" in accuracy:
+        result |= {"ema_ta": accuracy["ema-"].ta, "ema_ra": accuracy["ema-"].ra}
+    return result

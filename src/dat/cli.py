@@ -1,0 +1,255 @@
+"""The commands, each a thin call into one function. torch is imported only when there is work."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dat.launch import is_worker, launch, settle_in
+
+BAD_INPUT = 2
+FAILED = 1
+INTERRUPTED = 130
+
+ABOUT = """\
+Train image classifiers that withstand adversarial attack, on one machine or on many.
+
+  dat train digits --workers 2                          a robust digit classifier, in a minute
+  dat train digits attack.steps=5 optimizer.name=lars   the same with other settings
+  dat train my.yaml --out runs/mine                     a recipe of your own
+  torchrun --nnodes 6 --nproc-per-node 6 ... -m dat train RECIPE      the same on a cluster
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run a command; bad input ends with one line on standard error and exit code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    settle_in()
+    arguments = _parse(words)
+    try:
+        code = arguments.run(arguments, words)
+    except (ValueError, OSError) as error:
+        code = _fail(error, BAD_INPUT)
+    except ArithmeticError as error:
+        code = _fail(error, FAILED)
+    except KeyboardInterrupt:
+        code = _fail("interrupted", INTERRUPTED)
+    sys.exit(code)
+
+
+def _train(arguments: argparse.Namespace, words: list[str]) -> int:
+    from dat.config import parse_edits
+    from dat.recipes import read
+
+    config = read(arguments.recipe, parse_edits(arguments.settings))
+    out = arguments.out or _free_folder(Path(arguments.recipe).stem)
+    if not is_worker():
+        from dat.train.folder import RunFolder
+
+        RunFolder.check(out, overwrite=arguments.overwrite)
+    if _starts_workers(arguments):
+        return launch(arguments.workers, [*words, "--out", str(out)])
+    from dat.build import train
+    from dat.report import print_json, runs_table
+
+    result = train(
+        config, arguments.recipe, out, overwrite=arguments.overwrite, quiet=arguments.quiet
+    )
+    if result is not None:
+        if arguments.json:
+            print_json(result)
+        else:
+            runs_table([result])
+            print(f"\n{out}: best weights, metrics, TensorBoard events")
+    return 0
+
+
+def _evaluate(arguments: argparse.Namespace, words: list[str]) -> int:
+    from dat.config import parse_edits
+
+    edits = parse_edits(arguments.settings)
+    from dat.build import measure, read_run
+
+    read_run(arguments.run_folder, edits)
+    if _starts_workers(arguments):
+        return launch(arguments.workers, words)
+    from dat.report import print_json, print_table
+
+    found = measure(arguments.run_folder, arguments.weights, edits)
+    if found is not None:
+        if arguments.json:
+            print_json(found)
+        else:
+            row = [found["run"], found["weights"], f"{found['ta']:.2f}", f"{found['ra']:.2f}"]
+            note = f"RA: under {found['attack']}; {found['images']} test images."
+            print_table(["Run", "Weights", "TA (%)", "RA (%)"], [row], note=note)
+    return 0
+
+
+def _compare(arguments: argparse.Namespace, words: list[str]) -> int:
+    from dat.build import read_result
+    from dat.report import print_json, runs_table
+
+    results = [read_result(run) for run in arguments.runs]
+    print_json(results) if arguments.json else runs_table(results)
+    return 0
+
+
+def _recipes(arguments: argparse.Namespace, words: list[str]) -> int:
+    from dat.recipes import names, read
+    from dat.report import print_json, print_table
+
+    found = {name: read(name).about for name in names()}
+    if arguments.json:
+        print_json([{"recipe": name, "about": about} for name, about in found.items()])
+    else:
+        print_table(["Recipe", "About"], [[name, about] for name, about in found.items()])
+    return 0
+
+
+def _config(arguments: argparse.Namespace, words: list[str]) -> int:
+    from dat.config import parse_edits
+    from dat.recipes import read
+    from dat.report import print_json, print_table
+
+    config = read(arguments.recipe, parse_edits(arguments.settings))
+    if arguments.json:
+        print_json([row._asdict() for row in config.rows()])
+    else:
+        headers = ["Setting", "Value", "Meaning", "Allowed"]
+        print_table(headers, [list(row) for row in config.rows()])
+    return 0
+
+
+def _starts_workers(arguments: argparse.Namespace) -> bool:
+    """This process only starts others; under a launcher it is itself a worker."""
+    if is_worker():
+        world = int(os.environ["WORLD_SIZE"])
+        if arguments.workers not in (None, world):
+            raise ValueError(
+                f"--workers {arguments.workers}: the launcher started {world}; leave --workers out"
+            )
+        return False
+    return arguments.workers is not None and arguments.workers > 1
+
+
+def _free_folder(name: str) -> Path:
+    """runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is not there yet."""
+    path, number = Path("runs") / name, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path
+
+
+def _fail(message: object, code: int) -> int:
+    """Say it once: under a launcher every worker knows the same, and the first one speaks."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    """argparse stops filling the list of settings at the first option; take the rest as well."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(words)
+    unknown = [word for word in rest if word.startswith("-") or not hasattr(arguments, "settings")]
+    if unknown:
+        parser.error(f"unknown option {unknown[0]}: see dat {words[0]} --help")
+    if rest:
+        arguments.settings += rest
+    return arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _command(argparse.ArgumentParser(prog="dat"), ABOUT, "")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, run: Any, help: str, examples: str) -> argparse.ArgumentParser:
+        command = _command(commands.add_parser(name, help=help), f"{help}.", examples)
+        command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+        command.set_defaults(run=run)
+        return command
+
+    train = add(
+        "train",
+        _train,
+        "train a model by a recipe, measure it, and leave a run's folder",
+        "  dat train digits --workers 4 attack.steps=5 optimizer.name=lars\n"
+        "  dat train digits threat.eps=0.2 seed=1 --out runs/stronger",
+    )
+    _recipe_arguments(train)
+    _workers_argument(train)
+    train.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (runs/RECIPE)")
+    train.add_argument("--overwrite", action="store_true", help="replace the run in that folder")
+    train.add_argument("--quiet", action="store_true", help="show no progress")
+
+    evaluate = add(
+        "evaluate",
+        _evaluate,
+        "measure a finished run again, with its own or other settings",
+        "  dat evaluate runs/digits --workers 2\n"
+        "  dat evaluate runs/digits evaluate.steps=100 evaluate.restarts=5 threat.eps=0.1",
+    )
+    evaluate.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
+    _settings_argument(evaluate)
+    _workers_argument(evaluate)
+    evaluate.add_argument(
+        "--weights",
+        default="best",
+        choices=("best", "last", "ema-best", "ema-last"),
+        help="which weights (best)",
+    )
+
+    compare = add(
+        "compare",
+        _compare,
+        "show finished runs side by side",
+        "  dat compare runs/standard runs/dat-pgd",
+    )
+    compare.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="runs' folders")
+
+    add("recipes", _recipes, "list the built-in recipes", "  dat recipes --json")
+
+    config = add(
+        "config",
+        _config,
+        "show every setting of a recipe: value, meaning, allowed range",
+        "  dat config digits\n  dat config digits optimizer.name=sgd",
+    )
+    _recipe_arguments(config)
+    return parser
+
+
+def _command(parser: argparse.ArgumentParser, about: str, examples: str) -> argparse.ArgumentParser:
+    parser.description = about
+    parser.epilog = f"examples:\n{examples}" if examples else None
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    return parser
+
+
+def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a built-in name or a .yaml file")
+    _settings_argument(parser)
+
+
+def _settings_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "settings", nargs="*", metavar="key=value", help="settings, e.g. attack.steps=5"
+    )
+
+
+def _workers_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workers", type=_positive, metavar="M", help="worker processes on this machine (1)"
+    )
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, at least 1")
+    return int(text)

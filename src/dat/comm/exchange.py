@@ -1,0 +1,103 @@
+"""Steps 7 to 10 of Algorithm A1: the workers' gradients become one.
+
+torch's DistributedDataParallel cuts the gradient into buckets and hands each one over as soon as the
+backward pass has filled it; the sum over the workers then runs beside the rest of the backward.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from dat.comm.ledger import Ledger
+from dat.comm.world import World
+
+
+class Exchange:
+    """A model whose gradients are summed over the workers during `backward`.
+
+    Summed, not averaged: a worker divides its loss by the *global* batch, so that the sum is the
+    gradient of the mean whatever the number of workers and however the batch divides among them.
+    """
+
+    def __init__(self, module: nn.Module, world: World) -> None:
+        self.module = module
+        self.world = world
+        self.ledger = Ledger(world.device)
+        self._last_bucket = 0.0
+        self._statistics = _running_statistics(module)
+        self._ddp = DistributedDataParallel(
+            module,
+            device_ids=[world.device.index] if world.device.type == "cuda" else None,
+            forward_sync_buffers=False,  # statistics are averaged in `share`, not overwritten
+            gradient_as_bucket_view=True,
+        )
+        self._ddp.register_comm_hook(self, _sum_bucket)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        logits: Tensor = self._ddp(x)
+        return logits
+
+    def share(self, notes: Tensor) -> Callable[[], Tensor]:
+        """Begin to tell all workers this worker's `notes` (a few numbers) after a forward pass.
+
+        The running statistics of batch normalisation travel along and are averaged, so that replicas
+        stay identical. What is returned waits, after the backward pass, and gives one row a worker.
+        """
+        parts = [notes.detach().float(), *(buffer.flatten() for buffer in self._statistics)]
+        mine = torch.cat(parts)
+        rows = torch.empty((self.world.size, len(mine)), device=mine.device)
+        land = self.ledger.open_flight((self.world.size - 1) * mine.nbytes)
+        work = dist.all_gather(list(rows.unbind()), mine, async_op=True)
+        arrived = work.get_future().then(lambda _: land())
+
+        def settle() -> Tensor:
+            self.ledger.expose(time.perf_counter() - self._last_bucket)
+            arrived.wait()
+            self._average_statistics(rows[:, len(notes) :])
+            return rows[:, : len(notes)].cpu()
+
+        return settle
+
+    @torch.no_grad()
+    def _average_statistics(self, rows: Tensor) -> None:
+        """Mean and variance of the union of equal samples: the law of total variance."""
+        sizes = [buffer.numel() for buffer in self._statistics]
+        columns = list(rows.split(sizes, dim=1))
+        buffers = self._statistics
+        for i in range(0, len(buffers), 2):
+            means, variances = columns[i], columns[i + 1]
+            buffers[i].copy_(means.mean(0))
+            buffers[i + 1].copy_(variances.mean(0) + means.var(0, correction=0))
+
+
+def _running_statistics(module: nn.Module) -> list[Tensor]:
+    """running_mean and running_var of every batch normalisation, in turn."""
+    found: list[Tensor] = []
+    for child in module.modules():
+        if isinstance(child, _BatchNorm) and child.running_mean is not None:
+            assert child.running_var is not None
+            found += [child.running_mean, child.running_var]
+    return found
+
+
+def _sum_bucket(exchange: Exchange, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """DDP's communication hook: a dense all-reduce, the paper's HPC protocol."""
+    gradient = bucket.buffer()
+    workers = exchange.world.size
+    # a ring passes each of M chunks on M - 1 times to reduce and M - 1 times to spread
+    land = exchange.ledger.open_flight(2 * (workers - 1) * gradient.nbytes // workers)
+    exchange._last_bucket = time.perf_counter()
+    work = dist.all_reduce(gradient, async_op=True)
+
+    def finish(future: torch.futures.Future[Any]) -> Tensor:
+        land()
+        summed: Tensor = future.value()[0]
+        return summed
+
+    return work.get_future().then(finish)

@@ -1,0 +1,93 @@
+"""The ledger: what was handed to the network, and the time it took. Counted, not assumed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+
+class Traffic(NamedTuple):
+    """What one worker's exchanges came to since the last reading."""
+
+    sent: int
+    """Bytes this worker sent."""
+    busy: float
+    """Seconds during which at least one exchange was under way, waiting for slower peers included:
+    the paper's C. Part of them is hidden behind the backward pass."""
+    exposed: float
+    """Seconds at the end of backward passes in which nothing but the exchange was left to do."""
+
+
+class Ledger:
+    """Entries are made where collectives are issued; `close` reads them out and starts anew."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._clock = _CudaClock() if device.type == "cuda" else _Clock()
+        self._lock = threading.Lock()
+        self._sent = 0
+        self._exposed = 0.0
+        self._flights: list[tuple[object, object]] = []
+
+    def open_flight(self, sent: int) -> Callable[[], None]:
+        """An exchange begins; call what is returned when it has ended."""
+        start = self._clock.mark()
+
+        def land() -> None:
+            end = self._clock.mark()
+            with self._lock:
+                self._sent += sent
+                self._flights.append((start, end))
+
+        return land
+
+    def expose(self, seconds: float) -> None:
+        self._exposed += seconds
+
+    def close(self) -> Traffic:
+        with self._lock:
+            flights = [self._clock.seconds(start, end) for start, end in self._flights]
+            traffic = Traffic(self._sent, covered(flights), self._exposed)
+            self._sent, self._exposed, self._flights = 0, 0.0, []
+        return traffic
+
+
+def covered(intervals: list[tuple[float, float]]) -> float:
+    """The length of the union of some intervals."""
+    total, reach = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reach))
+        reach = max(reach, end)
+    return total
+
+
+class _Clock:
+    """The host's clock: on CPU an exchange ends when its callback runs."""
+
+    def mark(self) -> object:
+        return time.perf_counter()
+
+    def seconds(self, start: object, end: object) -> tuple[float, float]:
+        assert isinstance(start, float) and isinstance(end, float)
+        return start, end
+
+
+class _CudaClock(_Clock):
+    """Events on the stream: on CUDA the host runs ahead of the exchange."""
+
+    def __init__(self) -> None:
+        self._zero = torch.cuda.Event(enable_timing=True)
+        self._zero.record()
+
+    def mark(self) -> object:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: object, end: object) -> tuple[float, float]:
+        assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
+        end.synchronize()
+        return self._zero.elapsed_time(start) / 1e3, self._zero.elapsed_time(end) / 1e3

@@ -1,0 +1,139 @@
+"""The workers: who there is, how they were started, and the few things they say to each other."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MESSAGE_BYTES = 2048
+
+
+class WorkerError(ValueError):
+    """A worker met bad input; every worker raises the same message."""
+
+
+@dataclass(frozen=True)
+class World:
+    """M workers, of which this process is number `rank`. One worker is a world of its own."""
+
+    rank: int
+    size: int
+    device: torch.device
+    backend: str
+    owner: bool
+    """This object made the process group, so it ends it."""
+
+    @classmethod
+    def join(
+        cls,
+        *,
+        device: str = "auto",
+        backend: str = "auto",
+        threads: int | None = None,
+        timeout: float = 300.0,
+    ) -> World:
+        """Join the workers that torchrun started, or be alone when nobody did.
+
+        A process group that exists already is used as it is.
+        """
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        place = _device(device, local_rank)
+        if place.type == "cuda":
+            torch.cuda.set_device(place)
+        if threads is not None or local_size > 1:
+            # torchrun would leave each worker one thread; what the machine has is shared out
+            torch.set_num_threads(threads or max(1, cores() // local_size))
+        if dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size(), place, dist.get_backend(), False)
+        if backend == "auto":
+            backend = "nccl" if place.type == "cuda" else "gloo"
+        limit = timedelta(seconds=timeout)
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            if os.environ.get("MASTER_ADDR") in LOOPBACK:
+                _stay_on_loopback()
+            dist.init_process_group(backend, timeout=limit)
+        else:
+            _stay_on_loopback()
+            dist.init_process_group(
+                backend, timeout=limit, store=dist.HashStore(), rank=0, world_size=1
+            )
+        return cls(dist.get_rank(), dist.get_world_size(), place, backend, True)
+
+    @property
+    def first(self) -> bool:
+        """This worker speaks for all: it prints and writes the files."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over the workers, on the CPU; exact for integers."""
+        total = values.to(self.device, copy=True)
+        dist.all_reduce(total)
+        return total.cpu()
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Everybody's values, one row a worker, on the CPU."""
+        mine = values.to(self.device).contiguous()
+        rows = torch.empty((self.size, *mine.shape), dtype=mine.dtype, device=self.device)
+        dist.all_gather(list(rows.unbind()), mine)
+        return rows.cpu()
+
+    def tell(self, text: str) -> str:
+        """The first worker's text, at every worker. Bytes, not pickles."""
+        return _text(self.gather(_bytes(text))[0])
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do something that bad input may stop. If it fails anywhere, all workers stop alike."""
+        result, message = None, ""
+        try:
+            result = work()
+        except (ValueError, OSError) as error:
+            message = str(error) or type(error).__name__
+        said = [_text(row) for row in self.gather(_bytes(message))]
+        for rank, text in enumerate(said):
+            if text:
+                everywhere = all(other == text for other in said)
+                raise WorkerError(text if everywhere else f"worker {rank}: {text}")
+        return result  # type: ignore[return-value]
+
+    def close(self) -> None:
+        if self.owner and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _device(name: str, local_rank: int) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("comm.device = cuda: this machine has no CUDA device; use cpu or auto")
+    return torch.device("cuda", local_rank) if name == "cuda" else device
+
+
+def _stay_on_loopback() -> None:
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _bytes(text: str) -> Tensor:
+    data = text.encode()[:MESSAGE_BYTES].ljust(MESSAGE_BYTES, b"\0")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _text(data: Tensor) -> str:
+    return bytes(data.tolist()).rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,135 @@
+"""RunConfig: every setting of a run, typed, documented and validated; saved beside every run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dat.attacks import ATTACKS, Attack
+from dat.data import AUGMENTATIONS
+from dat.fields import SettingError, Settings, component, section, setting
+from dat.models import MODELS
+from dat.objectives import OBJECTIVES, Objective
+from dat.optim import OPTIMIZERS, SCHEDULES, OuterOracle, Schedule
+from dat.threat import ThreatModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Settings):
+    """What to train on."""
+
+    name: str = setting("digits", "a built-in set, an .npz file, or package.module:function")
+    holdout: float = setting(
+        0.1, "share of the training set held out to choose the best weights by", ge=0, lt=1
+    )
+    parts: int | None = setting(
+        None, "parts the data is split into, each drawn from alike; none is one a worker", ge=1
+    )
+    augmentation: str = setting("none", "random changes to images", choices=AUGMENTATIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Settings):
+    """What to train."""
+
+    name: str = setting("cnn", "the network", choices=tuple(MODELS), or_import=True)
+    width: int | None = setting(None, "channels at the base; none is the published width", ge=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Settings):
+    """How long, and in which batches."""
+
+    epochs: int = setting(30, "passes over the training set", ge=1)
+    batch: int = setting(256, "global batch: images of all workers in one step", ge=1)
+    attack_bn: str = setting(
+        "eval", "mode of batch normalisation during the attack", choices=("eval", "train")
+    )
+    ema: float = setting(0.0, "decay of the averaged weights; 0 keeps none", ge=0, lt=1)
+    select_by: str = setting(
+        "ra", "what is highest at the best weights, on the held-out images", choices=("ra", "ta")
+    )
+    select_steps: int = setting(10, "PGD steps on the held-out images", ge=1)
+    select_every: int = setting(1, "epochs between measurements on the held-out images", ge=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(Settings):
+    """How the finished model is measured on the test set."""
+
+    steps: int = setting(20, "PGD steps of the robust accuracy RA", ge=1)
+    restarts: int = setting(1, "attacks that a sample must survive", ge=1)
+    batch: int = setting(256, "images at a time; has no influence on the result", ge=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommConfig(Settings):
+    """Where the workers run and how they talk."""
+
+    device: str = setting(
+        "auto", "auto is cuda where there is one", choices=("auto", "cpu", "cuda")
+    )
+    backend: str = setting(
+        "auto", "auto is nccl on cuda, gloo on cpu", choices=("auto", "gloo", "nccl")
+    )
+    threads: int | None = setting(None, "CPU threads a worker; none shares the cores out", ge=1)
+    timeout: float = setting(300.0, "seconds to wait for a silent worker", gt=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Settings):
+    """A whole run."""
+
+    about: str = setting("", "one line that says what this run is")
+    seed: int = setting(0, "every random number follows from it", ge=0)
+    data: DataConfig = section(DataConfig, "what to train on")
+    model: ModelConfig = section(ModelConfig, "what to train")
+    threat: ThreatModel = section(ThreatModel, "what the adversary may do")
+    attack: Attack = component(ATTACKS, "pgd", "inner maximisation oracle")
+    objective: Objective = component(OBJECTIVES, "at", "lambda * clean loss + phi")
+    optimizer: OuterOracle = component(OPTIMIZERS, "lamb", "outer minimisation oracle")
+    schedule: Schedule = component(SCHEDULES, "piecewise", "learning rate over the epochs")
+    train: TrainConfig = section(TrainConfig, "how long, in which batches")
+    evaluate: EvaluateConfig = section(EvaluateConfig, "how the result is measured")
+    comm: CommConfig = section(CommConfig, "where the workers run and how they talk")
+
+
+def merge(base: Mapping[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `edits` laid over it, group by group.
+
+    An edit that names another component drops what `base` said of the old one: the steps of PGD mean
+    nothing to FGSM, and a rate that was tuned for LAMB is none for SGD.
+    """
+    merged = dict(base)
+    for key, edit in edits.items():
+        below = base.get(key)
+        if isinstance(edit, str) and isinstance(below, Mapping):
+            edit = {"name": edit}
+        if isinstance(below, str) and isinstance(edit, Mapping):
+            below = {"name": below}
+        if isinstance(edit, Mapping) and isinstance(below, Mapping):
+            replaced = "name" in edit and edit["name"] != below.get("name")
+            keeps = key in ("data", "model")  # one group of settings, whatever the name
+            merged[key] = dict(edit) if replaced and not keeps else merge(below, edit)
+        else:
+            merged[key] = edit
+    return merged
+
+
+def parse_edits(words: Sequence[str]) -> dict[str, Any]:
+    """`attack.steps=5 seed=1` from a command line, as nested groups."""
+    edits: dict[str, Any] = {}
+    for word in words:
+        path, equals, value = word.partition("=")
+        keys = path.split(".")
+        if not equals or not all(keys):
+            raise SettingError(f"{word!r}: settings are given as key=value, e.g. attack.steps=5")
+        group = edits
+        for key in keys[:-1]:
+            below = group.setdefault(key, {})
+            if not isinstance(below, dict):  # attack=fgsm attack.step_ratio=1
+                below = group[key] = {"name": below}
+            group = below
+        group[keys[-1]] = value
+    return edits

@@ -1,0 +1,118 @@
+"""Where data comes from: built-in sets, a file of arrays, or a user's own function."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dat.data.images import ImageData
+from dat.fields import did_you_mean
+from dat.rng import generator
+
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A training and a test set, and the pixel statistics that the model normalises by."""
+
+    train: ImageData
+    test: ImageData
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, train: ImageData, test: ImageData) -> Splits:
+        """Measure the statistics, by channel, on the training set."""
+        if train.images.shape[1:] != test.images.shape[1:]:
+            raise ValueError(
+                f"training images are {tuple(train.images.shape[1:])} and test images "
+                f"{tuple(test.images.shape[1:])}: must be of one shape"
+            )
+        pixels = train.images.transpose(0, 1).flatten(1).double()
+        pixels = pixels / 255 if train.images.dtype == torch.uint8 else pixels
+        std, mean = torch.std_mean(pixels, dim=1)
+        return cls(train, test, tuple(mean.tolist()), tuple(std.clamp_min(1e-3).tolist()))
+
+
+def load(name: str) -> Splits:
+    """A built-in set, the path of an .npz file, or `package.module:function`."""
+    if name in SOURCES:
+        return SOURCES[name]()
+    if name.endswith(".npz"):
+        return _arrays(Path(name))
+    if ":" in name:
+        return _imported(name)
+    raise ValueError(
+        f"data.name = {name!r}: unknown{did_you_mean(name, SOURCES)} "
+        "(or the path of an .npz file, or package.module:function)"
+    )
+
+
+def digits() -> Splits:
+    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, inside its wheel: no download.
+
+    The split is ours and fixed: 1,437 to train on, 360 to test.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = torch.from_numpy(bunch.images).float().div_(16)
+    data = ImageData.of(images, torch.from_numpy(bunch.target), classes=10)
+    order = torch.randperm(len(data), generator=generator(0, "digits-split"))
+    return Splits.of(data.take(order[360:]), data.take(order[:360]))
+
+
+def _arrays(path: Path) -> Splits:
+    if not path.is_file():
+        raise ValueError(f"data.name = {path}: no such file")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [name for name in ARRAYS if name not in file]
+            if missing:
+                raise ValueError(f"holds no {', '.join(missing)}; needed are {', '.join(ARRAYS)}")
+            arrays = [torch.from_numpy(np.ascontiguousarray(file[name])) for name in ARRAYS]
+    except Exception as error:  # whatever a broken zip or an odd array makes numpy raise
+        raise ValueError(f"data.name = {path}: {error}") from None
+    x_train, y_train, x_test, y_test = arrays
+    classes = int(max(y_train.max(), y_test.max())) + 1
+    return Splits.of(
+        ImageData.of(_channels_first(x_train), y_train, classes=classes),
+        ImageData.of(_channels_first(x_test), y_test, classes=classes),
+    )
+
+
+def _channels_first(images: Tensor) -> Tensor:
+    """Arrays on disk often have the channels last; three or one in front means they are first."""
+    if images.dim() == 4 and images.shape[3] in (1, 3) and images.shape[1] not in (1, 3):
+        return images.permute(0, 3, 1, 2).contiguous()
+    return images
+
+
+def _imported(name: str) -> Splits:
+    """A function of the user's that returns `Splits` or a pair (train, test) of `ImageData`."""
+    module_name, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        made = getattr(importlib.import_module(module_name), attribute)()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"data.name = {name}: {error}") from None
+    if isinstance(made, Splits):
+        return made
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], ImageData):
+        return Splits.of(*made)
+    raise ValueError(f"data.name = {name}: must return (train, test), two dat.ImageData")
+
+
+SOURCES: dict[str, Callable[[], Splits]] = {
+    "digits": digits,
+}

@@ -1,0 +1,62 @@
+"""Starting M workers on this machine, through the elastic launcher that torchrun is made of."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Sequence
+
+LAUNCHED = "DAT_LAUNCHED"
+"""Set for workers that `launch` started, to tell them from torchrun's."""
+
+
+def is_worker() -> bool:
+    """This process is one of several that a launcher started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def launch(workers: int, command: Sequence[str]) -> int:
+    """Run `dat COMMAND` on M local workers; the exit code of the first that failed, or 0."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ[LAUNCHED] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker sets its own number when it joins
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=workers,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(),
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "dat", *command)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            name = signal.Signals(-failure.exitcode).name
+            print(f"error: worker {rank} was ended by {name}", file=sys.stderr)
+            return 1
+        return failure.exitcode
+    return 0
+
+
+def settle_in() -> None:
+    """What a launched worker does first: leave Ctrl-C to the launcher, and die with it."""
+    if LAUNCHED not in os.environ:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,0 +1,10 @@
+"""Networks: those of the paper, small ones, and a user's own.
+
+Each takes images in [0, 1] of any size and gives logits. To add one: a file here with a builder
+`(classes, *, channels=3, width=None)`, and a line in `factory.MODELS`; the tests then cover it.
+"""
+
+from dat.models.factory import MODELS, build_model
+from dat.models.normalize import Normalize, normalized
+
+__all__ = ["MODELS", "Normalize", "build_model", "normalized"]

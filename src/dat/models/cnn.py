@@ -1,0 +1,48 @@
+"""A small CNN without batch norm.
+
+Batch statistics depend on which samples share a worker, so only a network without them can show
+that a run gives the same result for any number of workers.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from dat.models.initialization import initialize
+
+GRID = 4
+"""Side of the feature map given to the head: where a stroke lies is what tells digits apart."""
+
+
+class CNN(nn.Module):
+    """Two convolutions, the second with stride 2, and a hidden layer on a 4 x 4 grid of features.
+
+    An 8 x 8 digit reaches the grid unpooled; larger images are averaged down to it.
+    """
+
+    def __init__(self, classes: int, *, channels: int, width: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(GRID),
+            nn.Flatten(),
+        )
+        self.head = nn.Sequential(
+            nn.Linear(2 * width * GRID**2, 8 * width),
+            nn.ReLU(),
+            nn.Linear(8 * width, classes),
+        )
+        initialize(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.head(self.features(x)))
+
+
+def small_cnn(classes: int, *, channels: int = 3, width: int | None = None) -> nn.Module:
+    """`width` is the number of channels of the first convolution, 32 unless told."""
+    return CNN(classes, channels=channels, width=32 if width is None else width)

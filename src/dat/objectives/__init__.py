@@ -1,0 +1,14 @@
+"""Objectives: lambda * clean loss + max over the ball of phi, equation (2) of the paper.
+
+An objective says what the inner oracle ascends (`phi`) and what the outer oracle descends (`loss`).
+To add one: a file here, a line below.
+"""
+
+from dat.objectives.adversarial import Adversarial
+from dat.objectives.base import Objective, Outcome
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "at": Adversarial,
+}
+
+__all__ = ["OBJECTIVES", "Adversarial", "Objective", "Outcome"]

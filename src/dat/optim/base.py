@@ -1,0 +1,53 @@
+"""What every outer minimisation oracle is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dat.fields import Settings, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterOracle(Settings, ABC):
+    """The settings of an optimizer; called with a model, they make it."""
+
+    lr: float = setting(0.01, "peak learning rate eta", gt=0)
+    weight_decay: float = setting(1e-4, "weight decay", ge=0)
+
+    @abstractmethod
+    def __call__(self, model: nn.Module, *, batch: int = 256) -> torch.optim.Optimizer:
+        """An optimizer of the model's trainable parameters; `batch` is the global batch size."""
+
+
+def parameter_groups(
+    model: nn.Module, *, lr: float, weight_decay: float, decay_1d: bool, **vectors: Any
+) -> list[dict[str, Any]]:
+    """Weights in one group; biases, BN scales and shifts (at most one dimension) in another.
+
+    `vectors` are options of the second group alone. `initial_lr` keeps the peak rate, also in a
+    checkpoint, for `set_rate` and torch's own schedulers.
+    """
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    common = {"lr": lr, "initial_lr": lr}
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [p for p in trainable if p.dim() > 1],
+            "weight_decay": weight_decay,
+            **common,
+        },
+        {
+            "params": [p for p in trainable if p.dim() <= 1],
+            "weight_decay": weight_decay if decay_1d else 0.0,
+            **common,
+            **vectors,
+        },
+    ]
+    groups = [group for group in groups if group["params"]]
+    if not groups:
+        raise ValueError(f"{type(model).__name__} has no trainable parameters")
+    return groups

@@ -1,0 +1,115 @@
+"""Learning-rate schedules: how far the run is -> a factor in [0, 1] on the peak rate.
+
+Progress is `epoch` = finished epochs + finished steps / steps per epoch, out of `epochs`, those of
+the warm-up among them. A schedule has no state, so a resumed run needs none.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from dat.fields import SettingError, Settings, setting
+
+PAPER_MILESTONES = {30: (20, 25, 28), 100: (75, 90, 95)}
+"""By epochs: ImageNet ('Training details') and CIFAR-10 (the paper's code)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Settings, ABC):
+    """A linear warm-up to the peak, then the shape of the subclass."""
+
+    warmup: float = setting(0.0, "warm-up epochs, of the run's epochs", ge=0, lt=math.inf)
+    warmup_by: str = setting(
+        "epoch",
+        "epoch: warm-up epoch k of W has k/W of the rate (the paper); "
+        "step: it rises at every step, from 0 at the very first",
+        choices=("epoch", "step"),
+    )
+
+    def __call__(self, epoch: float, epochs: int) -> float:
+        """The factor on the peak rate for the step that comes next."""
+        if epoch < self.warmup:
+            risen = math.floor(epoch) + 1 if self.warmup_by == "epoch" else epoch
+            return min(risen / self.warmup, 1.0)
+        return self.shape(epoch, epochs)
+
+    @abstractmethod
+    def shape(self, epoch: float, epochs: int) -> float:
+        """The factor after the warm-up."""
+
+    def progress(self, epoch: float, epochs: int) -> float:
+        """The part of the run after the warm-up that is over."""
+        length = epochs - self.warmup
+        return min((epoch - self.warmup) / length, 1.0) if length > 0 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piecewise(Schedule):
+    """Times `factor` at each milestone, counted from the start of the run.
+
+    The paper warms up before its 30 epochs: that is 35 epochs, warmup 5, milestones 25, 30, 33.
+    """
+
+    milestones: tuple[int, ...] = setting(
+        (),
+        "epochs at which the rate drops; empty is the paper's: 20, 25, 28 of 30 and 75, 90, 95 of "
+        "100, else 75, 90, 95 %",
+        ge=1,
+    )
+    factor: float = setting(0.1, "what the rate is multiplied by at a milestone", gt=0, le=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise SettingError(f"milestones = {self.milestones}: must increase")
+        if self.milestones and self.milestones[0] < self.warmup:
+            raise SettingError(f"milestones = {self.milestones}: must come after the warm-up")
+
+    def shape(self, epoch: float, epochs: int) -> float:
+        passed = sum(epoch >= milestone for milestone in self._milestones(epochs))
+        return self.factor**passed
+
+    def _milestones(self, epochs: int) -> tuple[float, ...]:
+        # whole numbers over 100, so that 90 % of 70 epochs is 63 and not the next float
+        by_percent = tuple(epochs * percent / 100 for percent in (75, 90, 95))
+        return self.milestones or PAPER_MILESTONES.get(epochs, by_percent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Schedule):
+    """Half a cosine from the peak to `final` (Loshchilov and Hutter 2017, without restarts)."""
+
+    final: float = setting(0.0, "factor at the end", ge=0, le=1)
+
+    def shape(self, epoch: float, epochs: int) -> float:
+        fall = (1 + math.cos(math.pi * self.progress(epoch, epochs))) / 2
+        return self.final + (1 - self.final) * fall
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cyclic(Schedule):
+    """One triangle, 0 to the peak to 0, as in Fast AT (Wong et al. 2020, arXiv 2001.03994)."""
+
+    peak_at: float = setting(0.5, "part of the run at which the rate peaks", gt=0, lt=1)
+
+    def shape(self, epoch: float, epochs: int) -> float:
+        done = self.progress(epoch, epochs)
+        return min(done / self.peak_at, (1 - done) / (1 - self.peak_at))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """The peak rate throughout."""
+
+    def shape(self, epoch: float, epochs: int) -> float:
+        return 1.0
+
+
+def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Give each group `factor` times its peak rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * factor

@@ -1,0 +1,60 @@
+"""A bar over the whole run on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bar
+
+from dat.train import EpochRecord, Listener, StepReport, Trainer
+
+
+class Progress(Listener):
+    """Shows a run on standard error, so that standard output stays the result's."""
+
+    def __init__(self, trainer: Trainer, title: str) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._title = title
+        self._state = ""
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+
+    def started(self, trainer: Trainer) -> None:
+        self._console.print(
+            f"{self._title}: {trainer.world.size} workers, {len(trainer.data)} images, "
+            f"{trainer.epochs} epochs of {trainer.plan.steps} steps, batch {trainer.batch}",
+            markup=False,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task("starting", total=trainer.epochs * trainer.plan.steps)
+
+    def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
+        now = f"epoch {epoch + 1}/{trainer.epochs}  loss {report.loss:.3f}{self._state}"
+        self._bar.update(self._task, advance=1, description=now)
+
+    def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
+        if record.holdout_ra is not None:
+            self._state = f"  TA {record.holdout_ta:.1f}  RA {record.holdout_ra:.1f}"
+        if not self._console.is_terminal:
+            share = 100 * record.comm_seconds / record.seconds
+            self._console.print(
+                f"epoch {record.epoch}/{trainer.epochs}  loss {record.loss:.3f}{self._state}  "
+                f"{record.seconds:.2f} s, {share:.0f} % of it communicating",
+                markup=False,
+            )
+
+    def ended(self, trainer: Trainer) -> None:
+        self._bar.stop()

@@ -1,0 +1,74 @@
+"""Tables that line up, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RUN_COLUMNS = {
+    "method": "Method",
+    "workers": "M",
+    "batch": "Batch",
+    "ta": "TA (%)",
+    "ra": "RA (%)",
+    "comm_seconds_per_epoch": "C (s)",
+    "train_seconds_per_epoch": "T (s)",
+    "mb_per_step": "MB/it",
+}
+LEGEND = (
+    "TA: accuracy on clean test images. RA: under {attack}. "
+    "C, T: seconds of communication and of training (C included) per epoch. "
+    "MB/it: megabytes that all workers together send in an iteration."
+)
+
+
+def print_json(value: object) -> None:
+    json.dump(value, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, note: str = "") -> None:
+    """Words to the left, numbers to the right."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 10_000  # a pipe has no edge to wrap at
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, header in enumerate(headers):
+        numeric = all(_is_number(row[number]) for row in rows)
+        table.add_column(header, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, markup=False) if not rows else console.print(table)
+    if note:
+        console.print(f"\n{note}", style="dim", markup=False)
+
+
+def runs_table(results: Sequence[dict[str, Any]]) -> None:
+    """Runs side by side, in the paper's form."""
+    columns = dict(RUN_COLUMNS)
+    if any("ema_ra" in result for result in results):
+        columns |= {"ema_ta": "EMA TA (%)", "ema_ra": "EMA RA (%)"}
+    rows = [[_cell(key, result.get(key)) for key in columns] for result in results]
+    attacks = " and ".join(dict.fromkeys(str(result["attack"]) for result in results))
+    print_table(list(columns.values()), rows, note=LEGEND.format(attack=attacks))
+
+
+def _cell(key: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3f}" if key.startswith(("comm", "train", "mb")) else f"{value:.2f}"
+    return str(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return text == "-"
+    return True

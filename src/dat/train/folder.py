@@ -1,0 +1,118 @@
+"""A run's folder: everything that is needed to know what was run and to measure it again.
+
+config.yaml            every setting, resolved
+environment.json       versions, machine, workers, threads
+metrics.jsonl          one line an epoch
+result.json            the final figures
+best.safetensors       weights with the highest RA on the held-out images
+last.safetensors       weights after the last whole epoch
+ema-best/ema-last.*    the same of the averaged weights, where they are kept
+events/                TensorBoard
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from dat.train.trainer import EpochRecord, Listener, Trainer
+from dat.train.weights import save_weights
+
+CONFIG = "config.yaml"
+RESULT = "result.json"
+
+
+class RunFolder(Listener):
+    """Writes a run's files; only the first worker holds one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def check(path: Path, *, overwrite: bool = False) -> None:
+        """Refuse a folder that holds something, unless it is a run that is to be overwritten."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            is_run = (path / CONFIG).is_file()
+            if not (overwrite and is_run):
+                hint = "--overwrite to replace that run" if is_run else "remove it yourself"
+                raise ValueError(f"{path} is in use: choose another --out, or {hint}")
+
+    @classmethod
+    def create(cls, path: Path, *, overwrite: bool = False) -> RunFolder:
+        """A new, empty folder."""
+        cls.check(path, overwrite=overwrite)
+        if path.exists():
+            shutil.rmtree(path)
+        path.mkdir(parents=True)
+        return cls(path)
+
+    def describe(self, config: dict[str, Any], workers: int) -> None:
+        """Write down what is about to run, and where."""
+        text = yaml.safe_dump(config, sort_keys=False)
+        (self.path / CONFIG).write_text(text)
+        _write_json(self.path / "environment.json", environment(workers))
+
+    def started(self, trainer: Trainer) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._events = SummaryWriter(self.path / "events")  # type: ignore[no-untyped-call]
+        self._metrics = (self.path / "metrics.jsonl").open("a")
+
+    def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
+        for name, model in trainer.models().items():
+            self._save(model, f"{name}last")
+        values = {key: value for key, value in record._asdict().items() if value is not None}
+        self._metrics.write(json.dumps(values) + "\n")
+        self._metrics.flush()
+        for key, value in values.items():
+            self._events.add_scalar(key, value, record.epoch)  # type: ignore[no-untyped-call]
+        self._events.flush()  # type: ignore[no-untyped-call]
+
+    def best_found(self, trainer: Trainer, name: str, model: nn.Module) -> None:
+        self._save(model, f"{name}best")
+
+    def ended(self, trainer: Trainer) -> None:
+        self._events.close()  # type: ignore[no-untyped-call]
+        self._metrics.close()
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """The final figures; their presence says that the run is complete."""
+        _write_json(self.path / RESULT, result)
+
+    def _save(self, model: nn.Module, name: str) -> None:
+        save_weights(model, self.path / f"{name}.safetensors")
+
+
+def environment(workers: int) -> dict[str, Any]:
+    """What might explain a difference between two runs."""
+    import numpy
+
+    from dat import __version__
+
+    return {
+        "dat": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "cpu": platform.processor() or platform.machine(),
+        "cuda": torch.version.cuda,
+        "workers": workers,
+        "threads": torch.get_num_threads(),
+        "command": sys.argv[1:],
+    }
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(partial, path)

@@ -1,0 +1,100 @@
+"""Algorithm 1 of the paper: one iteration, as one worker lives it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dat.attacks import Attack, attack_mode
+from dat.comm import Exchange
+from dat.data import ImageData, Plan, augment
+from dat.objectives import Objective, Outcome
+from dat.rng import Draws
+from dat.threat import ThreatModel
+
+
+class NotFinite(ArithmeticError):
+    """A worker's loss became NaN or infinite."""
+
+
+class StepReport(NamedTuple):
+    """The global batch in two numbers."""
+
+    loss: float
+    accuracy: float
+    """Share of the adversarial examples that were classified right, in percent."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Everything that worker i needs to take part."""
+
+    data: ImageData
+    """D(i): the images this worker owns."""
+    owned: Tensor
+    """The numbers of those images in the whole training set, ascending."""
+    plan: Plan
+    threat: ThreatModel
+    attack: Attack
+    objective: Objective
+    exchange: Exchange
+    optimizer: torch.optim.Optimizer
+    seed: int = 0
+    augmentation: str = "none"
+    attack_bn: str = "eval"
+
+    def draw(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The worker's share of a global batch: images, labels, sample numbers."""
+        index = self.plan.draw(epoch, step, self.exchange.world.rank)
+        rows = torch.searchsorted(self.owned, index)
+        x, y = self.data.batch(rows, self.exchange.world.device)
+        index = index.to(x.device)
+        streams = Draws.of(self.seed, "augment", epoch, step, index=index)
+        return augment(x, self.augmentation, streams), y, index
+
+
+def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
+    """Algorithm A1, steps 4 to 12."""
+    model, exchange, objective = worker.exchange.module, worker.exchange, worker.objective
+
+    # Step 4: draw a batch from the worker's own data.
+    x, y, index = worker.draw(epoch, step)
+
+    # Step 5, eq. (A1): attack each sample. On the bare module, so nothing is communicated.
+    with attack_mode(model, worker.attack_bn):
+        streams = Draws.of(worker.seed, "attack", epoch, step, index=index)
+        x_adv = worker.attack(objective.phi(model, x, y), x, worker.threat, streams)
+
+    # Step 6, eq. (A2): the local share of the gradient of lambda * loss + phi.
+    worker.optimizer.zero_grad()
+    outcome = objective.loss(exchange, x, x_adv, y)
+    settle = exchange.share(_notes(outcome, y))
+
+    # Steps 7 to 10, eq. (A3): each bucket is summed over the workers while the backward goes on.
+    (outcome.loss.sum() / worker.plan.batch).backward()  # type: ignore[no-untyped-call]
+    report = _report(settle(), epoch, step)
+
+    # Step 12, eq. (A4): every worker takes the same outer step.
+    worker.optimizer.step()
+    return report
+
+
+def _notes(outcome: Outcome, y: Tensor) -> Tensor:
+    right = (outcome.logits.argmax(1) == y).sum()
+    return torch.stack((outcome.loss.sum(), right, torch.tensor(len(y), device=y.device)))
+
+
+def _report(notes: Tensor, epoch: int, step: int) -> StepReport:
+    """Sum up the workers' notes; all of them see a broken loss in the same step, and stop."""
+    for rank, (loss, _, _) in enumerate(notes.tolist()):
+        if not math.isfinite(loss):
+            raise NotFinite(
+                f"worker {rank}, epoch {epoch + 1}, step {step + 1}: the loss is {loss}; "
+                "the weights before this step are kept. Lower optimizer.lr, or add schedule.warmup"
+            )
+    loss, right, count = notes.double().sum(0).tolist()
+    return StepReport(loss / count, 100.0 * right / count)

@@ -1,0 +1,219 @@
+"""The loop around Algorithm 1: epochs, learning rate, checkpoints by held-out robust accuracy."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from dat.attacks import PGD, Attack
+from dat.comm import Exchange, Traffic, World
+from dat.data import ImageData, Plan
+from dat.evaluation import Accuracy, evaluate
+from dat.objectives import Adversarial, Objective
+from dat.optim import EMA, LAMB, OuterOracle, Piecewise, Schedule, set_rate
+from dat.threat import ThreatModel
+from dat.train.step import StepReport, Worker, dat_step
+
+
+class EpochRecord(NamedTuple):
+    """What an epoch came to, over all workers."""
+
+    epoch: int
+    lr: float
+    loss: float
+    train_ra: float
+    """Accuracy on the training's own adversarial examples."""
+    seconds: float
+    """T: training time, the slowest worker's, evaluation not included."""
+    comm_seconds: float
+    """C: time with an exchange under way, part of T."""
+    exposed_seconds: float
+    """The part of C that the backward pass did not hide."""
+    mb_per_step: float
+    """Megabytes that all workers together send in an iteration."""
+    mb_busiest: float
+    """Megabytes that the busiest worker sends in an iteration."""
+    holdout_ta: float | None = None
+    holdout_ra: float | None = None
+    ema_ta: float | None = None
+    ema_ra: float | None = None
+
+
+class Listener:
+    """Told of a run's progress; every method may be left out."""
+
+    def started(self, trainer: Trainer) -> None: ...
+    def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None: ...
+    def best_found(self, trainer: Trainer, name: str, model: nn.Module) -> None: ...
+    def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None: ...
+    def ended(self, trainer: Trainer) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """Trains `model` on the workers of `world`; every worker makes one and calls `fit`."""
+
+    model: nn.Module
+    data: ImageData
+    """The training set; a worker keeps only the part that it owns."""
+    holdout: ImageData | None = None
+    """Held-out training images by whose RA the best weights are chosen; none: the last are."""
+    threat: ThreatModel = field(default_factory=ThreatModel)
+    attack: Attack = field(default_factory=PGD)
+    objective: Objective = field(default_factory=Adversarial)
+    optimizer: OuterOracle | Callable[[nn.Module], torch.optim.Optimizer] = field(
+        default_factory=LAMB
+    )
+    schedule: Schedule = field(default_factory=Piecewise)
+    epochs: int = 30
+    batch: int = 256
+    """The global batch, over all workers."""
+    parts: int | None = None
+    """How many parts the data is split into; none: one for each worker."""
+    augmentation: str = "none"
+    attack_bn: str = "eval"
+    selection: Attack = field(default_factory=PGD)
+    """The attack on the held-out images."""
+    select_by: str = "ra"
+    """What is highest at the best weights: robust accuracy, or `ta` for standard training."""
+    select_every: int = 1
+    """Epochs from one measurement on the held-out images to the next; the last one is measured."""
+    ema: float = 0.0
+    seed: int = 0
+    world: World = field(default_factory=World.join)
+    listeners: Sequence[Listener] = ()
+
+    def __post_init__(self) -> None:
+        self.model.to(self.world.device)
+        self.plan = Plan(
+            len(self.data),
+            self.batch,
+            parts=self.parts or self.world.size,
+            workers=self.world.size,
+            seed=self.seed,
+        )
+        owned = self.plan.owned(self.world.rank)
+        if isinstance(self.optimizer, OuterOracle):
+            optimizer = self.optimizer(self.model, batch=self.batch)
+        else:
+            optimizer = self.optimizer(self.model)
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        self._averaged = EMA(self.model, self.ema) if self.ema else None
+        self._best: dict[str, tuple[Accuracy | None, int]] = {}
+        self._best_models: dict[str, nn.Module] = {}
+        self.worker = Worker(
+            data=self.data.take(owned),
+            owned=owned,
+            plan=self.plan,
+            threat=self.threat,
+            attack=self.attack,
+            objective=self.objective,
+            exchange=Exchange(self.model, self.world),
+            optimizer=optimizer,
+            seed=self.seed,
+            augmentation=self.augmentation,
+            attack_bn=self.attack_bn,
+        )
+
+    def fit(self) -> list[EpochRecord]:
+        """Train; afterwards `model` holds the last weights and `best_model` the best."""
+        self._tell("started")
+        try:
+            records = [self._epoch(epoch) for epoch in range(self.epochs)]
+        finally:
+            self._tell("ended")
+        return records
+
+    def models(self) -> dict[str, nn.Module]:
+        """The raw weights and, where they are kept, the averaged ones, by file-name prefix."""
+        averaged = {"ema-": self._averaged.module} if self._averaged else {}
+        return {"": self.model} | averaged
+
+    def best_model(self, name: str = "") -> nn.Module:
+        """The weights that did best on the held-out images."""
+        return self._best_models[name]
+
+    def best_epoch(self, name: str = "") -> int:
+        return self._best[name][1]
+
+    def _epoch(self, epoch: int) -> EpochRecord:
+        self.model.train()
+        start, loss, right = time.perf_counter(), 0.0, 0.0
+        for step in range(self.plan.steps):
+            factor = self.schedule(epoch + step / self.plan.steps, self.epochs)
+            set_rate(self.worker.optimizer, factor)
+            report = dat_step(self.worker, epoch, step)
+            if self._averaged:
+                self._averaged.update(self.model)
+            loss, right = loss + report.loss, right + report.accuracy
+            self._tell("step_ended", epoch, report)
+        seconds, steps = time.perf_counter() - start, self.plan.steps
+        record = EpochRecord(
+            epoch=epoch + 1,
+            lr=self.worker.optimizer.param_groups[0]["lr"],
+            loss=loss / steps,
+            train_ra=right / steps,
+            **self._costs(seconds),
+            **self._select(epoch),
+        )
+        self._tell("epoch_ended", record)
+        return record
+
+    def _costs(self, seconds: float) -> dict[str, float]:
+        """Time and traffic of the epoch's steps, over all workers."""
+        traffic: Traffic = self.worker.exchange.ledger.close()
+        mine = torch.tensor([seconds, traffic.busy, traffic.exposed, traffic.sent]).double()
+        everyone = self.world.gather(mine)
+        slowest, sent = everyone.amax(0).tolist(), everyone[:, 3] / self.plan.steps / 1e6
+        return {
+            "seconds": slowest[0],
+            "comm_seconds": slowest[1],
+            "exposed_seconds": slowest[2],
+            "mb_per_step": float(sent.sum()),
+            "mb_busiest": float(sent.max()),
+        }
+
+    def _select(self, epoch: int) -> dict[str, float]:
+        """Measure on the held-out images; keep the best weights."""
+        last = epoch + 1 == self.epochs
+        if self.holdout is not None and (epoch + 1) % self.select_every and not last:
+            return {}
+        found: dict[str, float] = {}
+        for name, model in self.models().items():
+            accuracy = self._measure(model)
+            before, _ = self._best.get(name, (None, 0))
+            if accuracy is None or before is None or self._rank(accuracy) > self._rank(before):
+                self._best[name] = (accuracy, epoch + 1)
+                self._best_models[name] = copy.deepcopy(model)
+                self._tell("best_found", name, model)
+            if accuracy is not None:
+                where = name.rstrip("-") or "holdout"
+                found |= {f"{where}_ta": accuracy.ta, f"{where}_ra": accuracy.ra}
+        return found
+
+    def _measure(self, model: nn.Module) -> Accuracy | None:
+        if self.holdout is None:
+            return None
+        return evaluate(
+            model,
+            self.holdout,
+            threat=self.threat,
+            attack=self.selection,
+            seed=self.seed,
+            world=self.world,
+        )
+
+    def _rank(self, accuracy: Accuracy) -> tuple[int, int]:
+        robust, clean = accuracy.robust, accuracy.clean
+        return (robust, clean) if self.select_by == "ra" else (clean, robust)
+
+    def _tell(self, event: str, *details: object) -> None:
+        for listener in self.listeners:
+            getattr(listener, event)(self, *details)

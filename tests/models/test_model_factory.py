@@ -1,0 +1,133 @@
+"""Names, seeds and a user's own factory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dat.models import MODELS, build_model
+
+USER_CODE = """
+import torch
+from torch import nn
+
+torch.rand(3)  # draws at import, as user code may
+
+SIZE = 8
+
+def plain(classes):
+    return nn.Linear(4, classes)
+
+class Net(nn.Linear):
+    def __init__(self, classes: int, *, width: int = 5):
+        super().__init__(width, classes)
+
+def record(**sizes):
+    net = nn.Identity()
+    net.sizes = sizes
+    return net
+
+def none():
+    return nn.Flatten()
+
+def needs_more(classes, secret):
+    return nn.Linear(secret, classes)
+
+def not_a_module(classes):
+    return [classes]
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module in the current directory, which is not on the path yet."""
+    (tmp_path / "mynets.py").write_text(USER_CODE)
+    (tmp_path / "broken.py").write_text("import a_package_nobody_has\n")
+    (tmp_path / "empty.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    yield "mynets"
+    for name in ("mynets", "broken", "empty"):
+        sys.modules.pop(name, None)
+
+
+def weights(net: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(net.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_a_function_of_the_seed(name: str) -> None:
+    first = weights(build_model(name, 3, width=2, seed=5))
+    torch.rand(1)
+    assert torch.equal(first, weights(build_model(name, 3, width=2, seed=5)))
+    assert not torch.equal(first, weights(build_model(name, 3, width=2, seed=6)))
+
+
+@pytest.mark.parametrize("name", [*MODELS, "mynets:Net"])
+def test_the_global_generator_is_left_as_it_was(name: str, user_module: str) -> None:
+    before = torch.get_rng_state()
+    build_model(name, 3, width=2)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_user_weights_are_a_function_of_the_seed(user_module: str) -> None:
+    first, again, other = (
+        weights(build_model(f"{user_module}:Net", 3, seed=seed)) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_user_class_gets_what_its_signature_has(user_module: str) -> None:
+    assert weights(build_model(f"{user_module}:Net", 3)).numel() == 3 * 5 + 3
+    assert weights(build_model(f"{user_module}:Net", 3, width=2)).numel() == 3 * 2 + 3
+
+
+def test_user_function_may_take_fewer_arguments(user_module: str) -> None:
+    plain = build_model(f"{user_module}:plain", 3, channels=1, width=2)
+    assert weights(plain).numel() == 4 * 3 + 3
+    assert isinstance(build_model(f"{user_module}:none", 3), nn.Flatten)
+
+
+def test_keyword_catch_all_gets_everything_but_a_width_of_none(user_module: str) -> None:
+    net = build_model(f"{user_module}:record", 3, channels=1)
+    assert vars(net)["sizes"] == {"classes": 3, "channels": 1}
+    net = build_model(f"{user_module}:record", 3, width=4)
+    assert vars(net)["sizes"] == {"classes": 3, "channels": 3, "width": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet-50", "unknown model 'resnet-50': did you mean resnet50?"),
+        ("zzz", "known are cnn, preact-resnet18"),
+        ("no.such.module:net", "cannot import no.such.module .*put it in"),
+        ("broken:net", "cannot import broken .*a_package_nobody_has"),
+        ("mynets:plane", "has no function or class 'plane': did you mean plain?"),
+        ("mynets:SIZE", "has no function or class 'SIZE'"),
+        ("empty:net", "has no function or class 'net': write one"),
+        ("mynets:needs_more", "called with classes .*secret"),
+        ("mynets:not_a_module", "gave a list; it must return an nn.Module"),
+        ("mynets:", "package.module:factory"),
+        (":net", "package.module:factory"),
+        (".mynets:net", "package.module:factory"),
+    ],
+)
+def test_an_error_is_one_line_that_says_what_to_do(
+    name: str, message: str, user_module: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        build_model(name, 3)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", ["classes", "channels", "width"])
+def test_sizes_are_positive(size: str) -> None:
+    sizes = {"classes": 3, "channels": 3, "width": 2} | {size: 0}
+    with pytest.raises(ValueError, match=f"{size} = 0: must be at least 1"):
+        build_model("cnn", **sizes)
