@@ -107,7 +107,7 @@ def measure(
             "weights": weights,
             "recipe": recipe,
             "attack": attack_name(config),
-            "images": accuracy.count,
+            "images": accuracy.images,
             "ta": accuracy.ta,
             "ra": accuracy.ra,
         }
@@ -194,7 +194,7 @@ def _result(
         "epochs": epochs,
         "steps": epochs * trainer.plan.steps,
         "attack": attack_name(config),
-        "images": accuracy[""].count,
+        "images": accuracy[""].images,
         "ta": accuracy[""].ta,
         "ra": accuracy[""].ra,
         "best_epoch": trainer.best_epoch(),

@@ -98,8 +98,8 @@ class RunConfig(Settings):
 def merge(base: Mapping[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with `edits` laid over it, group by group.
 
-    An edit that names another component drops what `base` said of the old one: the steps of PGD mean
-    nothing to FGSM, and a rate that was tuned for LAMB is none for SGD.
+    An edit that names another component drops what `base` said of the old one: the steps of PGD
+    mean nothing to FGSM, and a rate that was tuned for LAMB is none for SGD.
     """
     merged = dict(base)
     for key, edit in edits.items():

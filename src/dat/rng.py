@@ -1,10 +1,10 @@
 """No hidden randomness: every draw is a function of (seed, purpose, step, rank or sample index).
 
-`derive` names a draw, `generator` gives torch's own generator for it (shuffles, weights), and `Draws`
-gives each sample of a batch its own stream. The streams come from Philox4x32-10 (Salmon et al.,
-"Parallel random numbers: as easy as 1, 2, 3", SC 2011), which is a function of key and counter: the
-numbers that sample 17 gets do not depend on the batch it is in, the worker that holds it, or the
-device.
+`derive` names a draw, `generator` gives torch's own generator for it (shuffles, weights), and
+`Draws` gives each sample of a batch its own stream. The streams come from Philox4x32-10 (Salmon et
+al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), which is a function of key and
+counter: the numbers that sample 17 gets do not depend on the batch it is in, the worker that holds
+it, or the device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Steps 7 to 10 of Algorithm A1: the workers' gradients become one.
 
-torch's DistributedDataParallel cuts the gradient into buckets and hands each one over as soon as the
-backward pass has filled it; the sum over the workers then runs beside the rest of the backward.
+torch's DistributedDataParallel cuts the gradient into buckets and hands each one over as soon as
+the backward pass has filled it; the sum over the workers runs beside the rest of the backward.
 """
 
 import time
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -46,8 +47,9 @@ class Exchange:
     def share(self, notes: Tensor) -> Callable[[], Tensor]:
         """Begin to tell all workers this worker's `notes` (a few numbers) after a forward pass.
 
-        The running statistics of batch normalisation travel along and are averaged, so that replicas
-        stay identical. What is returned waits, after the backward pass, and gives one row a worker.
+        The running statistics of batch normalisation travel along and are averaged, so that
+        replicas stay identical. What is returned waits, after the backward pass, and gives one row
+        a worker.
         """
         parts = [notes.detach().float(), *(buffer.flatten() for buffer in self._statistics)]
         mine = torch.cat(parts)
@@ -86,7 +88,7 @@ def _running_statistics(module: nn.Module) -> list[Tensor]:
     return found
 
 
-def _sum_bucket(exchange: Exchange, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _sum_bucket(exchange: Exchange, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP's communication hook: a dense all-reduce, the paper's HPC protocol."""
     gradient = bucket.buffer()
     workers = exchange.world.size
@@ -95,9 +97,10 @@ def _sum_bucket(exchange: Exchange, bucket: dist.GradBucket) -> torch.futures.Fu
     exchange._last_bucket = time.perf_counter()
     work = dist.all_reduce(gradient, async_op=True)
 
-    def finish(future: torch.futures.Future[Any]) -> Tensor:
+    def finish(summed: torch.futures.Future[Any]) -> Tensor:
         land()
-        summed: Tensor = future.value()[0]
-        return summed
+        total: Tensor = summed.value()[0]
+        return total
 
-    return work.get_future().then(finish)
+    future: torch.futures.Future[Tensor] = work.get_future().then(finish)
+    return future

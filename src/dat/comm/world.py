@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -65,9 +66,7 @@ class World:
             dist.init_process_group(backend, timeout=limit)
         else:
             _stay_on_loopback()
-            dist.init_process_group(
-                backend, timeout=limit, store=dist.HashStore(), rank=0, world_size=1
-            )
+            dist.init_process_group(backend, timeout=limit, store=HashStore(), rank=0, world_size=1)
         return cls(dist.get_rank(), dist.get_world_size(), place, backend, True)
 
     @property

@@ -76,9 +76,10 @@ def _in_range(images: Tensor) -> Tensor:
     bad = (~fine.all(1)).nonzero()
     if len(bad):
         row = int(bad[0])
+        low, high = flat[row].aminmax()
         raise ValueError(
-            f"image {row} has pixels from {float(flat[row].min()):g} to {float(flat[row].max()):g}: "
-            f"must be in [0, 1] ({len(bad)} images are not); divide bytes by 255 and leave "
-            "normalisation to the model"
+            f"image {row} has pixels from {float(low):g} to {float(high):g}: must be in "
+            f"[0, 1] ({len(bad)} images are not); divide bytes by 255 and leave normalisation to "
+            "the model"
         )
     return images.float().clamp(0.0, 1.0)

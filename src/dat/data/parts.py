@@ -1,9 +1,10 @@
 """Who draws what: D is split into parts D(1), ..., D(P), and each worker draws from its own.
 
-The global batch is a row of B slots. The parts fill it in order, B / P slots each; the workers take
-it in order, B / M slots each. With P = M, the default, worker i draws its batch from D(i) alone, as in
-step 4 of Algorithm A1. With P fixed, the global batch is the same for any number of workers: one
-worker may then hold several parts, or several workers share one (the paper's p nodes with q devices).
+The global batch is a row of B slots. The parts fill it in order, B / P slots each; the workers
+take it in order, B / M slots each. With P = M, the default, worker i draws its batch from D(i)
+alone, as in step 4 of Algorithm A1. With P fixed, the global batch is the same for any number of
+workers: one worker may then hold several parts, or several workers share one (the paper's p nodes
+with q devices each).
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ class Plan:
         smallest = min(len(part) for part in self.parts)
         if max(draws) > smallest:
             raise ValueError(
-                f"train.batch = {batch}: a part gives {max(draws)} images to a batch but holds only "
-                f"{smallest}; use train.batch={smallest * parts} at most, or fewer workers"
+                f"train.batch = {batch}: a part gives {max(draws)} images to a batch but "
+                f"holds only {smallest}; use train.batch={smallest * parts} at most, or fewer "
+                "workers"
             )
         self.steps = min(len(p) // n for p, n in zip(self.parts, draws, strict=True))
         """Steps per epoch; what is left over at its end is left out, another rest each epoch."""

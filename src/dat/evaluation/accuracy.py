@@ -1,8 +1,8 @@
 """Test accuracy (TA) and robust accuracy (RA).
 
-Every sample is judged by itself: its random numbers come from the seed and its number, its verdict is
-a bit, and the workers' bits are added up as integers. So neither the number of workers nor the batch
-size has a say in the result.
+Every sample is judged by itself: its random numbers come from the seed and its number, its verdict
+is a bit, and the workers' bits are added up as integers. So neither the number of workers nor the
+batch size has a say in the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dat.threat import ThreatModel
 class Accuracy(NamedTuple):
     """Counts over a whole set."""
 
-    count: int
+    images: int
     clean: int
     """Right without an attack."""
     robust: int
@@ -33,12 +33,12 @@ class Accuracy(NamedTuple):
     @property
     def ta(self) -> float:
         """Test accuracy in percent."""
-        return 100.0 * self.clean / self.count
+        return 100.0 * self.clean / self.images
 
     @property
     def ra(self) -> float:
         """Robust accuracy in percent."""
-        return 100.0 * self.robust / self.count
+        return 100.0 * self.robust / self.images
 
 
 def evaluate(
@@ -55,8 +55,8 @@ def evaluate(
 ) -> Accuracy:
     """TA and RA of a model that maps images in [0, 1] to logits; the default attack is PGD-20.
 
-    A sample is robust when it survives each of `restarts` independent attacks. Called by every worker
-    of `world`; each judges its share and all get the same counts.
+    A sample is robust when it survives each of `restarts` independent attacks. Called by every
+    worker of `world`; each judges its share and all get the same counts.
     """
     world = world or World.join()
     attack = PGD(steps=20) if attack is None else attack

@@ -1,4 +1,4 @@
-"""Recipes: one YAML file each. The first lines give the command, the hardware, the cost, the result.
+"""Recipes: one YAML file each, whose first lines give command, hardware, cost and result.
 
 A recipe may start from another one (`base: digits`) and say only what differs.
 """

@@ -64,7 +64,7 @@ class RunFolder(Listener):
     def started(self, trainer: Trainer) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._events = SummaryWriter(self.path / "events")  # type: ignore[no-untyped-call]
+        self._events = SummaryWriter(self.path / "events")
         self._metrics = (self.path / "metrics.jsonl").open("a")
 
     def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
@@ -74,14 +74,14 @@ class RunFolder(Listener):
         self._metrics.write(json.dumps(values) + "\n")
         self._metrics.flush()
         for key, value in values.items():
-            self._events.add_scalar(key, value, record.epoch)  # type: ignore[no-untyped-call]
-        self._events.flush()  # type: ignore[no-untyped-call]
+            self._events.add_scalar(key, value, record.epoch)
+        self._events.flush()
 
     def best_found(self, trainer: Trainer, name: str, model: nn.Module) -> None:
         self._save(model, f"{name}best")
 
     def ended(self, trainer: Trainer) -> None:
-        self._events.close()  # type: ignore[no-untyped-call]
+        self._events.close()
         self._metrics.close()
 
     def finish(self, result: dict[str, Any]) -> None:

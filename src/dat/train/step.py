@@ -75,7 +75,7 @@ def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
     settle = exchange.share(_notes(outcome, y))
 
     # Steps 7 to 10, eq. (A3): each bucket is summed over the workers while the backward goes on.
-    (outcome.loss.sum() / worker.plan.batch).backward()  # type: ignore[no-untyped-call]
+    (outcome.loss.sum() / worker.plan.batch).backward()
     report = _report(settle(), epoch, step)
 
     # Step 12, eq. (A4): every worker takes the same outer step.

@@ -1,4 +1,4 @@
-"""Weights on disk: safetensors, written whole or not at all, and read without executing anything."""
+"""Weights on disk: safetensors, written whole or not at all, read without executing anything."""
 
 from __future__ import annotations
 
