@@ -12,7 +12,7 @@ from torch import nn
 
 from dat.attacks import FGSM, PGD, NoAttack
 from dat.comm import World
-from dat.config import RunConfig
+from dat.config import RunConfig, merge
 from dat.data import Splits, load, split_holdout
 from dat.evaluation import Accuracy, evaluate
 from dat.models import build_model, normalized
@@ -72,8 +72,7 @@ def train(
 
     The first worker gets the result that is in the folder; the others get none.
     """
-    world = make_world(config)
-    try:
+    with make_world(config) as world:
         # what the number of workers decides by default is written down, so the run can be repeated
         config = replace(config, data=replace(config.data, parts=config.data.parts or world.size))
         data = world.together(lambda: load(config.data.name))
@@ -87,8 +86,6 @@ def train(
         if folder:
             folder.finish(result)
         return result if world.first else None
-    finally:
-        world.close()
 
 
 def measure(
@@ -96,8 +93,7 @@ def measure(
 ) -> dict[str, Any] | None:
     """Measure a finished run's weights again on the test set, by all workers."""
     recipe, config = read_run(run, edits)
-    world = make_world(config)
-    try:
+    with make_world(config) as world:
         data = world.together(lambda: load(config.data.name))
         model = world.together(lambda: make_model(config, data))
         world.together(lambda: load_weights(model, run / f"{weights}.safetensors"))
@@ -112,14 +108,10 @@ def measure(
             "ra": accuracy.ra,
         }
         return found if world.first else None
-    finally:
-        world.close()
 
 
 def read_run(run: Path, edits: dict[str, Any] | None = None) -> tuple[str, RunConfig]:
     """The recipe's name and the config of a run's folder."""
-    from dat.config import merge
-
     path = run / CONFIG
     if not path.is_file():
         raise ValueError(f"{run}: not the folder of a run (no {CONFIG} in it)")

@@ -38,6 +38,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = _fail(error, FAILED)
     except KeyboardInterrupt:
         code = _fail("interrupted", INTERRUPTED)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process. A worker skips the interpreter's own ending: a thread of the process group
+    that asks for the interpreter at that moment aborts it, and a finished run would look failed."""
+    if is_worker():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -105,7 +105,16 @@ class World:
                 raise WorkerError(text if everywhere else f"worker {rank}: {text}")
         return result  # type: ignore[return-value]
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:  # all arrive here; after an error some never would
+            dist.barrier()
+        self.close()
+
     def close(self) -> None:
+        """Leave the process group, if this object made it."""
         if self.owner and dist.is_initialized():
             dist.destroy_process_group()
 

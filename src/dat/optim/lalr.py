@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 import torch
@@ -22,8 +22,8 @@ from dat.optim.directions import Direction
 Group = dict[str, Any]
 
 CHUNK = 2**20
-"""Elements that one foreach call takes: the temporaries stay small, so that a step over a ResNet-50
-on one thread takes 0.55 of the time that it takes in a single call."""
+"""Elements that one foreach call takes. It keeps the temporaries small: LAMB's step over a
+ResNet-50, on one thread, takes about half the time of a single call over all layers."""
 
 
 class Layerwise(torch.optim.Optimizer, ABC):
@@ -64,9 +64,10 @@ class Layerwise(torch.optim.Optimizer, ABC):
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> Tensor | None:
         """Move the parameters; the trust ratios in one tensor, or none without adaptation."""
 
-    def _batches(self, params: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-        """The parameters that have a gradient, alike in device and type, CHUNK elements at a time."""
-        open_: dict[object, list[Tensor]] = defaultdict(list)
+    def _batches(self, params: Iterable[Tensor]) -> list[list[Tensor]]:
+        """Those that have a gradient, alike in device and type, about CHUNK elements at a time."""
+        full: list[list[Tensor]] = []
+        filling: dict[object, list[Tensor]] = defaultdict(list)
         for param in params:
             if param.grad is None:
                 continue
@@ -75,11 +76,11 @@ class Layerwise(torch.optim.Optimizer, ABC):
                     f"{type(self).__name__} needs dense gradients, got {param.grad.layout}: "
                     "an embedding with sparse=True?"
                 )
-            batch = open_[param.device, param.dtype]
-            batch.append(param)
-            if sum(p.numel() for p in batch) >= CHUNK:
-                yield open_.pop((param.device, param.dtype))
-        yield from open_.values()
+            kind = (param.device, param.dtype)
+            filling[kind].append(param)
+            if sum(p.numel() for p in filling[kind]) >= CHUNK:
+                full.append(filling.pop(kind))
+        return full + list(filling.values())
 
 
 class LALR(Layerwise):
