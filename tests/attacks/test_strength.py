@@ -1,0 +1,147 @@
+"""On a trained network: more effort finds more, and foolbox finds as much."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dat
+from dat.attacks import FGSM, PGD, Attack
+from dat.data import load
+from dat.threat import ThreatModel
+
+STEPS = 10
+LINF, L2 = ThreatModel(norm="linf", eps=0.1), ThreatModel(norm="l2", eps=0.5)
+"""At these radii the network below loses about half of its images."""
+
+both_threats = pytest.mark.parametrize("threat", [LINF, L2], ids=repr)
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A network trained on clean digits, and the test set."""
+
+    net: nn.Module
+    x: Tensor
+    y: Tensor
+
+    def loss(self, x: Tensor) -> Tensor:
+        return F.cross_entropy(self.net(x), self.y, reduction="none")
+
+    def loss_after(self, attack: Attack, threat: ThreatModel) -> Tensor:
+        with torch.no_grad():
+            return self.loss(attack(self.loss, self.x, threat))
+
+    def right(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            right: Tensor = self.net(x).argmax(1) == self.y
+        return right
+
+
+@pytest.fixture(scope="module")
+def victim() -> Victim:
+    data, cpu = load("digits"), torch.device("cpu")
+    net = dat.normalized(dat.build_model("cnn", 10, channels=1, width=8), data.mean, data.std)
+    optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
+    shuffle = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        for rows in torch.randperm(len(data.train), generator=shuffle).split(64):
+            x, y = data.train.batch(rows, cpu)
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+    victim = Victim(net.eval(), *data.test.batch(torch.arange(len(data.test)), cpu))
+    assert victim.right(victim.x).float().mean() > 0.9
+    return victim
+
+
+@pytest.fixture(scope="module")
+def foolbox() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it imports scipy by a deprecated path
+        import foolbox
+    return foolbox
+
+
+@both_threats
+def test_more_steps_raise_the_loss(victim: Victim, threat: ThreatModel) -> None:
+    means = [float(victim.loss_after(PGD(steps=k), threat).mean()) for k in (1, 5, 20)]
+    clean = float(victim.loss(victim.x).mean())
+    assert clean < means[0] < means[1] < means[2]
+
+
+@both_threats
+def test_fgsm_is_weaker_than_pgd(victim: Victim, threat: ThreatModel) -> None:
+    assert victim.loss_after(FGSM(), threat).mean() < victim.loss_after(PGD(), threat).mean()
+
+
+@both_threats
+def test_restarts_never_lower_the_loss_of_a_sample(victim: Victim, threat: ThreatModel) -> None:
+    one, two, four = (
+        victim.loss_after(PGD(steps=5, restarts=restarts), threat) for restarts in (1, 2, 4)
+    )
+    assert (two >= one).all() and (four >= two).all()
+    assert (two > one).any() and (four > two).any()
+
+
+def as_foolbox_does(
+    foolbox: Any, victim: Victim, threat: ThreatModel, *, steps: int, step: float, start: bool
+) -> Tensor:
+    attacks = foolbox.attacks
+    kind = attacks.LinfPGD if threat.norm == "linf" else attacks.L2PGD
+    attack = kind(abs_stepsize=step, steps=steps, random_start=start)
+    if steps == 1 and threat.norm == "linf" and step == threat.eps:
+        attack = attacks.LinfFastGradientAttack(random_start=start)
+    model = foolbox.PyTorchModel(victim.net, bounds=(0, 1), device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        _, found, _ = attack(model, victim.x, victim.y, epsilons=threat.eps)
+    x_adv: Tensor = found
+    return x_adv
+
+
+@both_threats
+def test_pgd_without_random_start_is_that_of_foolbox(
+    victim: Victim, threat: ThreatModel, foolbox: Any
+) -> None:
+    step = threat.eps / 4
+    ours = PGD(steps=STEPS, step_size=step, random_start=False)(victim.loss, victim.x, threat)
+    theirs = as_foolbox_does(foolbox, victim, threat, steps=STEPS, step=step, start=False)
+    assert (victim.right(ours) == victim.right(theirs)).sum() >= len(victim.y) - 1
+    # rounding may turn the sign of a gradient that is all but zero
+    assert ((ours - theirs).abs() < 1e-4).float().mean() > 0.99
+
+
+def test_fgsm_without_random_start_is_that_of_foolbox(victim: Victim, foolbox: Any) -> None:
+    ours = FGSM(step_ratio=1, random_start=False)(victim.loss, victim.x, LINF)
+    theirs = as_foolbox_does(foolbox, victim, LINF, steps=1, step=LINF.eps, start=False)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+@both_threats
+def test_pgd_has_the_robust_accuracy_of_foolbox(
+    victim: Victim, threat: ThreatModel, foolbox: Any
+) -> None:
+    step = threat.eps / 4
+    ours = PGD(steps=STEPS, step_size=step)(victim.loss, victim.x, threat)
+    theirs = as_foolbox_does(foolbox, victim, threat, steps=STEPS, step=step, start=True)
+    check_same_accuracy(victim, ours, theirs)
+
+
+def test_fgsm_has_the_robust_accuracy_of_foolbox(victim: Victim, foolbox: Any) -> None:
+    ours = FGSM(step_ratio=1)(victim.loss, victim.x, LINF)
+    theirs = as_foolbox_does(foolbox, victim, LINF, steps=1, step=LINF.eps, start=True)
+    check_same_accuracy(victim, ours, theirs)
+
+
+def check_same_accuracy(victim: Victim, ours: Tensor, theirs: Tensor) -> None:
+    """Within 2 points, where there is room on both sides; the random starts are different ones."""
+    ra, ra_of_foolbox = (100 * float(victim.right(x).float().mean()) for x in (ours, theirs))
+    assert 20 < ra_of_foolbox < 80
+    assert abs(ra - ra_of_foolbox) <= 2

@@ -1,0 +1,47 @@
+"""The number of workers and the way they are started must not change what is learnt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.distributed.conftest import DAT, SMALL, distance, run, torchrun, train, weights
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_number_of_workers_gives_the_same_weights(
+    workers: int, two_workers: Path, tmp_path: Path
+) -> None:
+    other = train(DAT, tmp_path, *SMALL, "--workers", str(workers))
+    assert distance(weights(other), weights(two_workers)) < 1e-6
+
+
+def test_workers_may_share_a_part(two_workers: Path, tmp_path: Path) -> None:
+    """Six parts on four workers: two workers hold one and a half of them each."""
+    other = train(DAT, tmp_path, *SMALL, "--workers", "4")
+    assert distance(weights(other), weights(two_workers)) < 1e-6
+
+
+def test_torchrun_and_a_repetition_give_the_same_bits(two_workers: Path, tmp_path: Path) -> None:
+    for command, words in ((torchrun(2), ()), (DAT, ("--workers", "2"))):
+        other = train(command, tmp_path, *SMALL, *words)
+        for name in ("last", "best"):
+            ours, theirs = weights(two_workers, name), weights(other, name)
+            assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_another_seed_gives_other_weights(two_workers: Path, tmp_path: Path) -> None:
+    other = train(DAT, tmp_path, *SMALL, "seed=1", "--workers", "2")
+    assert distance(weights(other), weights(two_workers)) > 1e-2
+
+
+def test_evaluation_is_the_same_for_any_workers_and_batch(two_workers: Path) -> None:
+    result = json.loads((two_workers / "result.json").read_text())
+    for words in (["--workers", "3", "evaluate.batch=7"], ["evaluate.batch=1000"]):
+        done = run([*DAT, "evaluate", str(two_workers), "--json", *words], two_workers)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["ta"], found["ra"]) == (result["ta"], result["ra"])
