@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except ArithmeticError as error:
         code = _fail(error, FAILED)
     except KeyboardInterrupt:
-        code = _fail("interrupted", INTERRUPTED)
+        code = _fail("interrupted by SIGINT", INTERRUPTED)
     _leave(code)
 
 

@@ -133,7 +133,8 @@ class Settings:
         for key, value in values.items():
             where = f"{path}.{key}" if path else str(key)
             if key not in known:
-                raise SettingError(f"unknown setting {where}{did_you_mean(str(key), known)}")
+                named = [f"{path}.{name}" if path else name for name in known]
+                raise SettingError(f"unknown setting {where}{did_you_mean(where, named)}")
             field, hint = known[key], hints[key]
             if "registry" in field.metadata:
                 made[key] = _read_component(field, value, where)

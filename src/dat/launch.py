@@ -21,11 +21,13 @@ def is_worker() -> bool:
 
 def launch(workers: int, command: Sequence[str]) -> int:
     """Run `dat COMMAND` on M local workers; the exit code of the first that failed, or 0."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):  # each has a level of its own
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ[LAUNCHED] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker sets its own number when it joins
     config = LaunchConfig(
@@ -49,14 +51,17 @@ def launch(workers: int, command: Sequence[str]) -> int:
             print(f"error: worker {rank} was ended by {name}", file=sys.stderr)
             return 1
         return failure.exitcode
+    except SignalException as received:
+        print(f"error: interrupted by {received.sigval.name}", file=sys.stderr)
+        return 128 + received.sigval
     return 0
 
 
 def settle_in() -> None:
-    """What a launched worker does first: leave Ctrl-C to the launcher, and die with it."""
+    """What a launched worker does first: see to it that it ends at once, with its launcher."""
     if LAUNCHED not in os.environ:
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # not an exception in the middle of a collective
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -50,9 +50,8 @@ class Plan:
         smallest = min(len(part) for part in self.parts)
         if max(draws) > smallest:
             raise ValueError(
-                f"train.batch = {batch}: a part gives {max(draws)} images to a batch but "
-                f"holds only {smallest}; use train.batch={smallest * parts} at most, or fewer "
-                "workers"
+                f"train.batch = {batch}: takes {max(draws)} images from each of {parts} parts, but "
+                f"the smallest holds {smallest}; use train.batch={smallest * parts} or less"
             )
         self.steps = min(len(p) // n for p, n in zip(self.parts, draws, strict=True))
         """Steps per epoch; what is left over at its end is left out, another rest each epoch."""

@@ -1,0 +1,125 @@
+"""A broken loss, a dead worker, Ctrl-C: everybody stops, nobody is left behind, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.distributed.conftest import DAT, run, weights
+
+MODEL = """
+import os, torch
+from torch import nn
+
+class Breaks(nn.Module):
+    '''Gives NaN at worker 1 from its third epoch on.'''
+    def __init__(self, classes):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+        self.trained = 0
+
+    def forward(self, x):
+        self.trained += self.training
+        broken = os.environ["RANK"] == "1" and self.trained > 2 * STEPS
+        return self.net(x) * (float("nan") if broken else 1.0)
+"""
+ENDLESS = ("train.epochs=100000", "train.batch=640", "attack.name=none", "train.select_steps=1")
+
+
+def test_a_nan_stops_all_workers_and_keeps_the_last_good_weights(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL.replace("STEPS", "2"))
+    words = ("model.name=mine:Breaks", "train.batch=640", "attack.name=none", "train.epochs=5")
+    start = time.monotonic()
+    done = run([*DAT, "train", "digits", *words, "--workers", "2", "--out", "out"], tmp_path)
+    assert time.monotonic() - start < 60
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: worker 1, epoch 3, step 1: the loss is nan")
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "out" / "metrics.jsonl").read_text().count("\n") == 2
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "out").values())
+    assert not (tmp_path / "out" / "result.json").exists()
+
+
+def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    with endless_run(tmp_path) as launcher:
+        workers = children(launcher.pid)
+        assert len(workers) == 2
+        os.killpg(launcher.pid, signal.SIGINT)  # what a terminal does
+        _, said = launcher.communicate(timeout=30)
+        assert launcher.returncode == 130
+        assert "Traceback" not in said
+        assert "error: interrupted by SIGINT" in said
+        assert gone(workers)
+
+
+def test_a_dead_launcher_takes_its_workers_along(tmp_path: Path) -> None:
+    with endless_run(tmp_path) as launcher:
+        workers = children(launcher.pid)
+        launcher.kill()
+        launcher.wait(timeout=30)
+        assert gone(workers)
+
+
+def test_a_killed_worker_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    with endless_run(tmp_path) as launcher:
+        workers = children(launcher.pid)
+        victim = next(pid for pid in workers if environment(pid)["RANK"] == "1")
+        os.kill(victim, signal.SIGKILL)
+        _, said = launcher.communicate(timeout=30)
+        assert launcher.returncode == 1
+        assert "error: worker 1 was ended by SIGKILL" in said
+        assert gone(workers)
+        assert weights(tmp_path / "out")
+
+
+@contextmanager
+def endless_run(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Two workers that train until they are stopped, seen to have finished an epoch."""
+    command = [*DAT, "train", "digits", *ENDLESS, "--workers", "2", "--quiet", "--out", "out"]
+    launcher = subprocess.Popen(
+        command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        metrics, patience = folder / "out" / "metrics.jsonl", time.monotonic() + 60
+        while not (metrics.exists() and metrics.stat().st_size):
+            assert launcher.poll() is None, launcher.communicate()[1]
+            assert time.monotonic() < patience
+            time.sleep(0.1)
+        yield launcher
+    finally:
+        for pid in children(launcher.pid):
+            os.kill(pid, signal.SIGKILL)
+        if launcher.poll() is None:
+            launcher.kill()
+        launcher.communicate()
+
+
+def children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+
+def environment(pid: int) -> dict[str, str]:
+    words = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def gone(pids: list[int]) -> bool:
+    """All have ended, within a few seconds."""
+    for _ in range(100):
+        if not any(alive(pid) for pid in pids):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"

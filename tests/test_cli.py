@@ -1,0 +1,215 @@
+"""The command line as a user meets it: its tables, its JSON, and what it says to bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dat.cli import main
+
+TINY = ("model.width=4", "attack.steps=1", "train.epochs=1", "train.batch=640", "evaluate.steps=1")
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    out, err = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, out, err
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "run"
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "digits", *TINY, "train.ema=0.5", "--quiet", "--json", "--out", str(out)])
+    assert ended.value.code == 0
+    return out
+
+
+def test_a_run_leaves_its_folder(finished: Path) -> None:
+    names = {path.name for path in finished.iterdir()}
+    assert names == {
+        "best.safetensors",
+        "last.safetensors",
+        "ema-best.safetensors",
+        "ema-last.safetensors",
+        "config.yaml",
+        "environment.json",
+        "events",
+        "metrics.jsonl",
+        "result.json",
+    }
+    assert any((finished / "events").iterdir())
+    environment = json.loads((finished / "environment.json").read_text())
+    assert environment["workers"] == 1
+    assert environment["torch"].startswith("2.")
+    metrics = json.loads((finished / "metrics.jsonl").read_text())
+    assert {"epoch", "lr", "loss", "holdout_ra", "ema_ra", "seconds"} <= metrics.keys()
+
+
+@pytest.mark.parametrize("weights", ["best", "ema-best"])
+def test_evaluate_repeats_the_result(
+    finished: Path, weights: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = call(capsys, "evaluate", str(finished), "--weights", weights, "--json")
+    assert code == 0
+    found, result = json.loads(out), json.loads((finished / "result.json").read_text())
+    prefix = "ema_" if weights.startswith("ema") else ""
+    assert (found["ta"], found["ra"]) == (result[f"{prefix}ta"], result[f"{prefix}ra"])
+
+
+def test_evaluate_takes_other_settings(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "evaluate", str(finished), "threat.eps=0", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["ra"] == found["ta"]
+
+
+def test_compare_as_table_and_json(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, table, _ = call(capsys, "compare", str(finished), str(finished))
+    assert code == 0
+    header, *rows = table.splitlines()[:3]
+    assert " ".join(header.split()).startswith("Method M Batch TA (%) RA (%) C (s) T (s) MB/it EMA")
+
+    assert rows[0] == rows[1]
+    assert rows[0].startswith("AT ")
+    _, text, _ = call(capsys, "compare", str(finished), "--json")
+    assert json.loads(text)[0]["method"] == "AT"
+
+
+def test_recipes_and_config(capsys: pytest.CaptureFixture[str]) -> None:
+    _, table, _ = call(capsys, "recipes")
+    _, text, _ = call(capsys, "recipes", "--json")
+    names = [recipe["recipe"] for recipe in json.loads(text)]
+    assert {"digits", "digits-fgsm", "digits-standard"} <= set(names)
+    assert all(name in table for name in names)
+    _, text, _ = call(capsys, "config", "digits", "attack.steps=7", "--json")
+    rows = {row["path"]: row for row in json.loads(text)}
+    assert rows["attack.steps"] == {
+        "path": "attack.steps",
+        "value": "7",
+        "help": "ascent steps k",
+        "allowed": "whole number, at least 1",
+    }
+    _, table, _ = call(capsys, "config", "digits")
+    assert "attack.steps" in table
+
+
+def test_settings_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text, _ = call(capsys, "config", "digits", "seed=3", "--json", "attack=fgsm")
+    rows = {row["path"]: row["value"] for row in json.loads(text)}
+    assert (rows["seed"], rows["attack.name"]) == ("3", "fgsm")
+
+
+@pytest.mark.parametrize("command", ["", "train", "evaluate", "compare", "recipes", "config"])
+def test_help_teaches_by_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, *command.split(), "--help")
+    assert code == 0
+    assert f"  dat {command}" in out
+
+
+BAD = {
+    "unknown recipe": ("train digit", "unknown recipe 'digit': did you mean digits?"),
+    "missing recipe file": ("train mine.yaml", "recipe mine.yaml: no such file"),
+    "unknown key": ("train digits atack.steps=5", "unknown setting atack: did you mean attack?"),
+    "unknown inner key": (
+        "train digits attack.step=5",
+        "unknown setting attack.step: did you mean attack.steps?",
+    ),
+    "wrong type": ("train digits attack.steps=many", "attack.steps = 'many': must be whole number"),
+    "negative eps": ("train digits threat.eps=-0.1", "threat.eps = -0.1: must be at least 0"),
+    "nan": ("train digits threat.eps=nan", "threat.eps = nan: must be at least 0"),
+    "unknown component": (
+        "train digits optimizer.name=lamp",
+        "optimizer.name = 'lamp': unknown: did you mean lamb?",
+    ),
+    "unknown model": ("train digits model.name=cnm", "model.name = cnm: must be cnn, "),
+    "no key=value": ("train digits attack.steps", "settings are given as key=value"),
+    "no such data": ("train digits data.name=digit", "data.name = 'digit': unknown: did you mean"),
+    "large batch": (
+        "train digits train.batch=5000",
+        "train.batch = 5000: takes 5000 images from each of 1 parts",
+    ),
+    "no module": ("train digits model.name=nowhere:net", "nowhere"),
+    "no run": ("evaluate runs/none", "runs/none: not the folder of a run"),
+    "no cuda": ("train digits comm.device=cuda", "comm.device = cuda: this machine has no CUDA"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_one_clear_line(
+    case: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words, expected = BAD[case]
+    code, out, err = call(capsys, *words.split(), *(["--quiet"] if "train" in words else []))
+    assert code == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert err.startswith("error: ")
+    assert expected in err
+    assert not any(tmp_path.iterdir())
+
+
+def test_bad_arrays_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images, labels = np.full((9, 8, 8), 0.5, np.float32), np.arange(9) % 3
+    bright, odd = images.copy(), labels.copy()
+    bright[4] = 1.2
+    odd[5] = -1
+    for x, y, expected in (
+        (bright, labels, "image 4 has pixels from 1.2 to 1.2: must be in [0, 1]"),
+        (images, odd, "label -1 of image 5: must be from 0 to 2"),
+    ):
+        np.savez("data.npz", x_train=x, y_train=y, x_test=images, y_test=labels)
+        code, _, err = call(capsys, "train", "digits", "data.name=data.npz", "--quiet")
+        assert code == 2
+        assert err.startswith("error: ")
+        assert expected in err
+
+
+def test_a_folder_in_use_is_left_alone(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    for folder, hint in ((finished, "--overwrite"), (tmp_path, "remove it yourself")):
+        before = sorted(path.name for path in folder.iterdir())
+        code, _, err = call(capsys, "train", "digits", "--out", str(folder))
+        assert code == 2
+        assert "is in use" in err
+        assert hint in err
+        assert sorted(path.name for path in folder.iterdir()) == before
+    code, _, err = call(capsys, "train", "digits", "--overwrite", "--out", str(tmp_path))
+    assert code == 2
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_more_workers_than_samples(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images, labels = np.zeros((2, 8, 8), np.uint8), np.array([0, 1])
+    np.savez("two.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    words = ("data.name=two.npz", "data.holdout=0", "data.parts=3", "train.batch=3")
+    code, _, err = call(capsys, "train", "digits", *words, "--quiet")
+    assert code == 2
+    assert "data.parts = 3: there are only 2 training images" in err
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
+def test_wrong_number_of_workers(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "train", "digits", f"--workers={text}")
+    assert code == 2
+    assert "must be a whole number, at least 1" in err
+
+
+def test_unknown_option(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "train", "digits", "--worker-count", "3")
+    assert code == 2
+    assert "unknown option --worker-count: see dat train --help" in err
