@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Cyclic,
         Piecewise,
     )
+    from dat.report import Progress
     from dat.threat import ThreatModel
     from dat.train import RunFolder, Trainer, load_weights, save_weights
 
@@ -53,6 +54,7 @@ _ROOMS = {
         "Cyclic",
         "Piecewise",
     ),
+    "report": ("Progress",),
     "threat": ("ThreatModel",),
     "train": ("RunFolder", "Trainer", "load_weights", "save_weights"),
 }
@@ -78,6 +80,7 @@ __all__ = [
     "Normalize",
     "Objective",
     "Piecewise",
+    "Progress",
     "RunConfig",
     "RunFolder",
     "ThreatModel",

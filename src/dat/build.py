@@ -80,7 +80,7 @@ def train(
         folder = world.together(lambda: _folder(out, world, overwrite))
         if folder:
             folder.describe({"recipe": recipe} | config.dump(), world.size)
-            trainer.listeners = [folder] if quiet else [folder, Progress(trainer, str(out))]
+            trainer.listeners = [folder] if quiet else [folder, Progress(str(out))]
         records = trainer.fit()
         result = _result(config, recipe, trainer, records, data)
         if folder:
@@ -190,6 +190,8 @@ def _result(
         "ta": accuracy[""].ta,
         "ra": accuracy[""].ra,
         "best_epoch": trainer.best_epoch(),
+        "holdout_ta": records[trainer.best_epoch() - 1].holdout_ta,
+        "holdout_ra": records[trainer.best_epoch() - 1].holdout_ra,
         "comm_seconds_per_epoch": sum(r.comm_seconds for r in records) / epochs,
         "exposed_seconds_per_epoch": sum(r.exposed_seconds for r in records) / epochs,
         "train_seconds_per_epoch": sum(r.seconds for r in records) / epochs,

@@ -111,7 +111,7 @@ def overlap(world: World) -> Any:
         settle = exchange.share(loss.reshape(1))
         loss.backward()
         settle()
-        flights = sorted(exchange.ledger._flights)  # type: ignore[type-var]
+        flights = sorted(exchange.ledger._flights)
     buckets = flights[1:]  # the first one is what `share` sends
     return {
         "buckets": len(buckets),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable
@@ -67,7 +68,9 @@ class World:
         else:
             _stay_on_loopback()
             dist.init_process_group(backend, timeout=limit, store=HashStore(), rank=0, world_size=1)
-        return cls(dist.get_rank(), dist.get_world_size(), place, backend, True)
+        world = cls(dist.get_rank(), dist.get_world_size(), place, backend, True)
+        atexit.register(world.close)  # a script that does not close it must still end cleanly
+        return world
 
     @property
     def first(self) -> bool:

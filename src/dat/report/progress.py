@@ -18,7 +18,7 @@ from dat.train import EpochRecord, Listener, StepReport, Trainer
 class Progress(Listener):
     """Shows a run on standard error, so that standard output stays the result's."""
 
-    def __init__(self, trainer: Trainer, title: str) -> None:
+    def __init__(self, title: str = "training") -> None:
         self._console = Console(stderr=True, highlight=False)
         self._title = title
         self._state = ""
