@@ -132,7 +132,7 @@ BAD = {
     "no such data": ("train digits data.name=digit", "data.name = 'digit': unknown: did you mean"),
     "large batch": (
         "train digits train.batch=5000",
-        "train.batch = 5000: takes 5000 images from each of 1 parts",
+        "train.batch = 5000: there are only 1293 training images",
     ),
     "no module": ("train digits model.name=nowhere:net", "nowhere"),
     "no run": ("evaluate runs/none", "runs/none: not the folder of a run"),

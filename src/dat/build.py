@@ -73,13 +73,13 @@ def train(
     The first worker gets the result that is in the folder; the others get none.
     """
     with make_world(config) as world:
-        # what the number of workers decides by default is written down, so the run can be repeated
-        config = replace(config, data=replace(config.data, parts=config.data.parts or world.size))
         data = world.together(lambda: load(config.data.name))
         trainer = world.together(lambda: make_trainer(config, data, world))
         folder = world.together(lambda: _folder(out, world, overwrite))
         if folder:
-            folder.describe({"recipe": recipe} | config.dump(), world.size)
+            # written down, as it decides what is in a batch and its default knows the workers
+            parted = replace(config.data, parts=len(trainer.plan.parts))
+            folder.describe({"recipe": recipe} | replace(config, data=parted).dump(), world.size)
             trainer.listeners = [folder] if quiet else [folder, Progress(str(out))]
         records = trainer.fit()
         result = _result(config, recipe, trainer, records, data)

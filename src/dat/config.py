@@ -24,7 +24,10 @@ class DataConfig(Settings):
         0.1, "share of the training set held out to choose the best weights by", ge=0, lt=1
     )
     parts: int | None = setting(
-        None, "parts the data is split into, each drawn from alike; none is one a worker", ge=1
+        None,
+        "parts the data is split into, each drawn from alike; none is 12, which 1, 2, 3, 4, 6 or "
+        "12 workers share out evenly, and else one a worker",
+        ge=1,
     )
     augmentation: str = setting("none", "random changes to images", choices=AUGMENTATIONS)
 

@@ -20,8 +20,8 @@ def test_any_number_of_workers_gives_the_same_weights(
 
 
 def test_workers_may_share_a_part(two_workers: Path, tmp_path: Path) -> None:
-    """Six parts on four workers: two workers hold one and a half of them each."""
-    other = train(DAT, tmp_path, *SMALL, "--workers", "4")
+    """Twelve parts on five workers: some hold a part together, but the batches are the same."""
+    other = train(DAT, tmp_path, *SMALL, "data.parts=12", "--workers", "5")
     assert distance(weights(other), weights(two_workers)) < 1e-6
 
 

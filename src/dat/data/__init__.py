@@ -2,7 +2,7 @@
 
 from dat.data.augment import AUGMENTATIONS, augment
 from dat.data.images import ImageData
-from dat.data.parts import Plan, split_holdout
+from dat.data.parts import Plan, default_parts, split_holdout
 from dat.data.sources import SOURCES, Splits, load
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Plan",
     "Splits",
     "augment",
+    "default_parts",
     "load",
     "split_holdout",
 ]

@@ -1,14 +1,16 @@
 """Who draws what: D is split into parts D(1), ..., D(P), and each worker draws from its own.
 
-The global batch is a row of B slots. The parts fill it in order, B / P slots each; the workers
-take it in order, B / M slots each. With P = M, the default, worker i draws its batch from D(i)
-alone, as in step 4 of Algorithm A1. With P fixed, the global batch is the same for any number of
-workers: one worker may then hold several parts, or several workers share one (the paper's p nodes
-with q devices each).
+The global batch of a step is filled by the parts in order, B / P images each, and taken by the
+workers in order, B / M images each. So with P = M worker i draws its batch from D(i) alone, as in
+step 4 of Algorithm A1; with P a multiple of M it draws from P / M parts of its own; and with fewer
+parts than workers several share one (the paper's p nodes with q devices each). The global batch
+depends on P, never on M: that is what makes the result independent of the number of workers.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from functools import lru_cache
 
 import torch
@@ -16,6 +18,9 @@ from torch import Tensor
 
 from dat.data.images import ImageData
 from dat.rng import generator
+
+PARTS = 12
+"""Divides evenly among 1, 2, 3, 4, 6 and 12 workers."""
 
 
 def split_holdout(data: ImageData, share: float, seed: int) -> tuple[ImageData, ImageData | None]:
@@ -29,61 +34,82 @@ def split_holdout(data: ImageData, share: float, seed: int) -> tuple[ImageData, 
     return data.take(order[count:].sort().values), data.take(order[:count].sort().values)
 
 
+def default_parts(workers: int, batch: int) -> int:
+    """PARTS where the workers can share them out evenly, else one part a worker."""
+    enough = batch >= 2 * PARTS or batch % PARTS == 0
+    return PARTS if PARTS % workers == 0 and enough else workers
+
+
 class Plan:
     """Which samples of a training set make up global batch t, and which of them a worker draws."""
 
-    def __init__(self, samples: int, batch: int, *, parts: int, workers: int, seed: int) -> None:
+    def __init__(
+        self, samples: int, batch: int, *, workers: int, seed: int, parts: int | None = None
+    ) -> None:
+        parts = parts or default_parts(workers, batch)
         if workers > samples:
             raise ValueError(f"{workers} workers for {samples} training images: use fewer workers")
         if parts > samples:
             raise ValueError(f"data.parts = {parts}: there are only {samples} training images")
-        if batch < max(workers, parts):
+        if batch > samples:
             raise ValueError(
-                f"train.batch = {batch}: must be at least one image for each of {workers} workers "
-                f"and {parts} parts"
+                f"train.batch = {batch}: there are only {samples} training images, "
+                f"{samples // workers} for each of {workers} workers"
+            )
+        least = max(workers, parts)
+        if batch < 2 * least and batch % math.lcm(workers, parts):
+            raise ValueError(
+                f"train.batch = {batch}: too small for {workers} workers and {parts} parts; "
+                f"use {2 * least} or more"
             )
         self.batch, self.workers, self.seed = batch, workers, seed
-        order = torch.randperm(samples, generator=generator(seed, "partition"))
-        self.parts = [part.sort().values for part in order.tensor_split(parts)]
-        self._slots = _even(batch, parts)
-        draws = [high - low for low, high in self._slots]
-        smallest = min(len(part) for part in self.parts)
-        if max(draws) > smallest:
-            raise ValueError(
-                f"train.batch = {batch}: takes {max(draws)} images from each of {parts} parts, but "
-                f"the smallest holds {smallest}; use train.batch={smallest * parts} or less"
-            )
-        self.steps = min(len(p) // n for p, n in zip(self.parts, draws, strict=True))
+        self.steps = samples // batch
         """Steps per epoch; what is left over at its end is left out, another rest each epoch."""
+        self.parts = self._partition(samples, parts)
 
     def owned(self, rank: int) -> Tensor:
         """The samples that a worker ever draws, ascending: it needs no others."""
-        low, high = _even(self.batch, self.workers)[rank]
-        touched = [
-            part
-            for part, (start, end) in zip(self.parts, self._slots, strict=True)
-            if start < high and low < end
-        ]
+        touched = [self.parts[part] for part, _, _ in self._shares(rank)]
         return torch.cat(touched).sort().values
 
     def draw(self, epoch: int, step: int, rank: int) -> Tensor:
         """The samples of one worker's share of a global batch."""
-        low, high = _even(self.batch, self.workers)[rank]
         share = []
-        for number, (start, end) in enumerate(self._slots):
-            if start < high and low < end:
-                first = step * (end - start)
-                order = self._order(epoch, number)[first : first + end - start]
-                share.append(order[max(low - start, 0) : high - start])
+        for part, low, high in self._shares(rank):
+            first, last = (self._drawn(t, part, len(self.parts)) for t in (step, step + 1))
+            count = last - first
+            order = self._order(epoch, part)[first:last]
+            share.append(order[low * count // self.workers : high * count // self.workers])
         return torch.cat(share)
 
-    @lru_cache(maxsize=16)  # noqa: B019 - a plan lives as long as its trainer
+    def _partition(self, samples: int, parts: int) -> list[Tensor]:
+        """Disjoint, covering, sizes that differ by at most one; the larger where most is drawn."""
+        drawn = [self._drawn(self.steps, part, parts) for part in range(parts)]
+        larger = sorted(range(parts), key=lambda part: -drawn[part])[: samples % parts]
+        sizes = [samples // parts + (part in larger) for part in range(parts)]
+        order = torch.randperm(samples, generator=generator(self.seed, "partition"))
+        return [part.sort().values for part in order.split(sizes)]
+
+    def _shares(self, rank: int) -> Iterator[tuple[int, int, int]]:
+        """The parts that a worker draws from; of each, from and to which M-th of what it gives.
+
+        On a scale where a part is M long and a worker P, both laid end to end, they overlap so.
+        """
+        start, end = rank * len(self.parts), (rank + 1) * len(self.parts)
+        for part in range(len(self.parts)):
+            left = part * self.workers
+            low, high = max(start - left, 0), min(end - left, self.workers)
+            if low < high:
+                yield part, low, high
+
+    def _drawn(self, steps: int, part: int, parts: int) -> int:
+        """How many samples a part has given after some steps of an epoch: B / P a step, rounded so
+        that all parts together have given exactly the batches."""
+        given = steps * self.batch
+        return given * (part + 1) // parts - given * part // parts
+
+    @lru_cache(maxsize=32)  # noqa: B019 - a plan lives as long as its trainer
     def _order(self, epoch: int, part: int) -> Tensor:
         samples = self.parts[part]
         shuffle = generator(self.seed, "shuffle", epoch, part)
         return samples[torch.randperm(len(samples), generator=shuffle)]
-
-
-def _even(total: int, pieces: int) -> list[tuple[int, int]]:
-    """Cut 0 .. total into consecutive pieces whose sizes differ by at most one."""
-    return [(total * i // pieces, total * (i + 1) // pieces) for i in range(pieces)]

@@ -75,7 +75,7 @@ class Trainer:
     batch: int = 256
     """The global batch, over all workers."""
     parts: int | None = None
-    """How many parts the data is split into; none: one for each worker."""
+    """How many parts the data is split into; none: `dat.data.default_parts`."""
     augmentation: str = "none"
     attack_bn: str = "eval"
     selection: Attack = field(default_factory=PGD)
@@ -94,7 +94,7 @@ class Trainer:
         self.plan = Plan(
             len(self.data),
             self.batch,
-            parts=self.parts or self.world.size,
+            parts=self.parts,
             workers=self.world.size,
             seed=self.seed,
         )
