@@ -13,7 +13,7 @@ from torch import nn
 from dat.attacks import FGSM, PGD, NoAttack
 from dat.comm import World
 from dat.config import RunConfig, merge
-from dat.data import Splits, load, split_holdout
+from dat.data import ImageData, Splits, load, split_holdout
 from dat.evaluation import Accuracy, evaluate
 from dat.models import build_model, normalized
 from dat.optim import LSGD, SGD
@@ -82,7 +82,7 @@ def train(
             folder.describe({"recipe": recipe} | replace(config, data=parted).dump(), world.size)
             trainer.listeners = [folder] if quiet else [folder, Progress(str(out))]
         records = trainer.fit()
-        result = _result(config, recipe, trainer, records, data)
+        result = _result(config, recipe, trainer, records, data.test)
         if folder:
             folder.finish(result)
         return result if world.first else None
@@ -97,7 +97,7 @@ def measure(
         data = world.together(lambda: load(config.data.name))
         model = world.together(lambda: make_model(config, data))
         world.together(lambda: load_weights(model, run / f"{weights}.safetensors"))
-        accuracy = _test(config, model.to(world.device), data, world)
+        accuracy = _test(config, model.to(world.device), data.test, world)
         found = {
             "run": str(run),
             "weights": weights,
@@ -158,10 +158,10 @@ def _folder(out: Path, world: World, overwrite: bool) -> RunFolder | None:
     return RunFolder.create(out, overwrite=overwrite) if world.first else None
 
 
-def _test(config: RunConfig, model: nn.Module, data: Splits, world: World) -> Accuracy:
+def _test(config: RunConfig, model: nn.Module, test: ImageData, world: World) -> Accuracy:
     return evaluate(
         model,
-        data.test,
+        test,
         threat=config.threat,
         attack=PGD(steps=config.evaluate.steps),
         restarts=config.evaluate.restarts,
@@ -172,11 +172,15 @@ def _test(config: RunConfig, model: nn.Module, data: Splits, world: World) -> Ac
 
 
 def _result(
-    config: RunConfig, recipe: str, trainer: Trainer, records: list[EpochRecord], data: Splits
+    config: RunConfig,
+    recipe: str,
+    trainer: Trainer,
+    records: list[EpochRecord],
+    test: ImageData,
 ) -> dict[str, Any]:
     world, epochs = trainer.world, len(records)
     accuracy = {
-        name: _test(config, trainer.best_model(name), data, world) for name in trainer.models()
+        name: _test(config, trainer.best_model(name), test, world) for name in trainer.models()
     }
     result: dict[str, Any] = {
         "recipe": recipe,

@@ -16,6 +16,8 @@ def attack_mode(model: nn.Module, bn: str = "eval") -> Iterator[None]:
 
     Afterwards every module has the mode it had, and the running statistics are untouched.
     """
+    if bn not in ("eval", "train"):
+        raise ValueError(f"bn = {bn!r}: must be 'eval' or 'train'")
     was_training = [(module, module.training) for module in model.modules()]
     statistics = _running_statistics(model) if bn == "train" else []
     saved = [buffer.clone() for buffer in statistics]

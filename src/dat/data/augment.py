@@ -16,6 +16,8 @@ def augment(x: Tensor, kind: str, draws: Draws) -> Tensor:
     """Random crops after padding by 4 pixels and, for `crop-flip`, horizontal flips by a coin."""
     if kind == "none":
         return x
+    if kind not in AUGMENTATIONS:
+        raise ValueError(f"augmentation {kind!r}: must be one of {', '.join(AUGMENTATIONS)}")
     n, _, height, width = x.shape
     luck = draws.uniform(torch.Size((n, 3)))
     shift = (luck[:, :2] * (2 * PADDING + 1)).long()

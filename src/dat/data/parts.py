@@ -62,7 +62,7 @@ class Plan:
                 f"train.batch = {batch}: too small for {workers} workers and {parts} parts; "
                 f"use {2 * least} or more"
             )
-        self.batch, self.workers, self.seed = batch, workers, seed
+        self.samples, self.batch, self.workers, self.seed = samples, batch, workers, seed
         self.steps = samples // batch
         """Steps per epoch; what is left over at its end is left out, another rest each epoch."""
         self.parts = self._partition(samples, parts)

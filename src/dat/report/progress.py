@@ -34,7 +34,7 @@ class Progress(Listener):
 
     def started(self, trainer: Trainer) -> None:
         self._console.print(
-            f"{self._title}: {trainer.world.size} workers, {len(trainer.data)} images, "
+            f"{self._title}: {trainer.world.size} workers, {trainer.plan.samples} images, "
             f"{trainer.epochs} epochs of {trainer.plan.steps} steps, batch {trainer.batch}",
             markup=False,
         )

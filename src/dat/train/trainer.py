@@ -61,7 +61,7 @@ class Trainer:
 
     model: nn.Module
     data: ImageData
-    """The training set; a worker keeps only the part that it owns."""
+    """The whole training set; the worker then keeps only the part that it owns."""
     holdout: ImageData | None = None
     """Held-out training images by whose RA the best weights are chosen; none: the last are."""
     threat: ThreatModel = field(default_factory=ThreatModel)
@@ -90,6 +90,10 @@ class Trainer:
     listeners: Sequence[Listener] = ()
 
     def __post_init__(self) -> None:
+        if self.epochs < 1 or self.select_every < 1:
+            raise ValueError("epochs and select_every must be at least 1")
+        if self.select_by not in ("ra", "ta"):
+            raise ValueError(f"select_by = {self.select_by!r}: must be 'ra' or 'ta'")
         self.model.to(self.world.device)
         self.plan = Plan(
             len(self.data),
@@ -121,6 +125,7 @@ class Trainer:
             augmentation=self.augmentation,
             attack_bn=self.attack_bn,
         )
+        self.data = self.worker.data
 
     def fit(self) -> list[EpochRecord]:
         """Train; afterwards `model` holds the last weights and `best_model` the best."""
@@ -169,7 +174,9 @@ class Trainer:
     def _costs(self, seconds: float) -> dict[str, float]:
         """Time and traffic of the epoch's steps, over all workers."""
         traffic: Traffic = self.worker.exchange.ledger.close()
-        mine = torch.tensor([seconds, traffic.busy, traffic.exposed, traffic.sent]).double()
+        mine = torch.tensor(
+            (seconds, traffic.busy, traffic.exposed, traffic.sent), dtype=torch.float64
+        )
         everyone = self.world.gather(mine)
         slowest, sent = everyone.amax(0).tolist(), everyone[:, 3] / self.plan.steps / 1e6
         return {
@@ -191,7 +198,7 @@ class Trainer:
             before, _ = self._best.get(name, (None, 0))
             if accuracy is None or before is None or self._rank(accuracy) > self._rank(before):
                 self._best[name] = (accuracy, epoch + 1)
-                self._best_models[name] = copy.deepcopy(model)
+                self._best_models[name] = model if accuracy is None else copy.deepcopy(model)
                 self._tell("best_found", name, model)
             if accuracy is not None:
                 where = name.rstrip("-") or "holdout"
