@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,15 @@ LINF_ATTACKS = [
 """All have the way to the far side of the ball."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of so small a network wait for one another, on a busy machine for very long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -39,10 +50,6 @@ def weights() -> Tensor:
 
 def margin(x: Tensor) -> Tensor:
     return (weights() * x).flatten(1).sum(1)
-
-
-def unit(w: Tensor) -> Tensor:
-    return w / w.norm()
 
 
 @pytest.mark.parametrize("attack", LINF_ATTACKS, ids=repr)
@@ -78,21 +85,22 @@ def test_linf_optimum_in_the_box_is_the_clipped_corner(attack: Attack, eps: floa
 def test_l2_optimum_is_along_the_weights(attack: Attack) -> None:
     x, w = interior(), weights()
     x_adv = attack(margin, x, ThreatModel(norm="l2", eps=EPS))
-    torch.testing.assert_close(x_adv, x + EPS * unit(w), rtol=0, atol=1e-6)
+    torch.testing.assert_close(x_adv, x + EPS * w / w.norm(), rtol=0, atol=1e-6)
     torch.testing.assert_close(margin(x_adv), margin(x) + EPS * w.norm(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_linear_classifier_loses_eps_times_the_dual_norm(norm: str) -> None:
     """Cross-entropy of two classes is softplus of the margin, so its maximum is known too."""
-    net = nn.Sequential(nn.Flatten(), nn.Linear(18, 2, bias=False))
-    nn.init.uniform_(net[1].weight, generator=torch.Generator().manual_seed(2))
+    linear = nn.Linear(18, 2, bias=False)
+    nn.init.uniform_(linear.weight, generator=torch.Generator().manual_seed(2))
+    net = nn.Sequential(nn.Flatten(), linear)
     x, y = interior(), torch.tensor([0, 1, 0, 1, 1, 0])
     x_adv = PGD(steps=40, step_size=EPS)(
         lambda z: F.cross_entropy(net(z), y, reduction="none"), x, ThreatModel(norm=norm, eps=EPS)
     )
     with torch.no_grad():
-        w = net[1].weight[1 - y] - net[1].weight[y]  # from right to wrong
+        w = linear.weight[1 - y] - linear.weight[y]  # from right to wrong
         dual = w.abs().sum(1) if norm == "linf" else w.norm(dim=1)
         best = F.softplus((w * x.flatten(1)).sum(1) + EPS * dual)
         found = F.cross_entropy(net(x_adv), y, reduction="none")

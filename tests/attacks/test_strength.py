@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dat
-from dat.attacks import FGSM, PGD, Attack
+from dat.attacks import FGSM, PGD, Attack, NoAttack
 from dat.data import load
+from dat.rng import Draws
 from dat.threat import ThreatModel
 
 STEPS = 10
@@ -44,6 +46,15 @@ class Victim:
         return right
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of so small a network wait for one another, on a busy machine for very long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def victim() -> Victim:
     data, cpu = load("digits"), torch.device("cpu")
@@ -72,8 +83,8 @@ def foolbox() -> Any:
 @both_threats
 def test_more_steps_raise_the_loss(victim: Victim, threat: ThreatModel) -> None:
     means = [float(victim.loss_after(PGD(steps=k), threat).mean()) for k in (1, 5, 20)]
-    clean = float(victim.loss(victim.x).mean())
-    assert clean < means[0] < means[1] < means[2]
+    assert means == sorted(means)
+    assert means[0] > victim.loss_after(NoAttack(), threat).mean()
 
 
 @both_threats
@@ -90,29 +101,30 @@ def test_restarts_never_lower_the_loss_of_a_sample(victim: Victim, threat: Threa
     assert (two > one).any() and (four > two).any()
 
 
-def as_foolbox_does(
-    foolbox: Any, victim: Victim, threat: ThreatModel, *, steps: int, step: float, start: bool
-) -> Tensor:
-    attacks = foolbox.attacks
-    kind = attacks.LinfPGD if threat.norm == "linf" else attacks.L2PGD
-    attack = kind(abs_stepsize=step, steps=steps, random_start=start)
-    if steps == 1 and threat.norm == "linf" and step == threat.eps:
-        attack = attacks.LinfFastGradientAttack(random_start=start)
+def as_foolbox_does(foolbox: Any, attack: Any, victim: Victim, eps: float, seed: int = 0) -> Tensor:
     model = foolbox.PyTorchModel(victim.net, bounds=(0, 1), device="cpu")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        _, found, _ = attack(model, victim.x, victim.y, epsilons=threat.eps)
-    x_adv: Tensor = found
+        torch.manual_seed(seed)
+        x_adv: Tensor = attack(model, victim.x, victim.y, epsilons=eps)[1]
     return x_adv
+
+
+def pgd_pair(foolbox: Any, threat: ThreatModel, *, random_start: bool) -> tuple[PGD, Any]:
+    step = threat.eps / 4
+    theirs = foolbox.attacks.LinfPGD if threat.norm == "linf" else foolbox.attacks.L2PGD
+    return (
+        PGD(steps=STEPS, step_size=step, random_start=random_start),
+        theirs(steps=STEPS, abs_stepsize=step, random_start=random_start),
+    )
 
 
 @both_threats
 def test_pgd_without_random_start_is_that_of_foolbox(
     victim: Victim, threat: ThreatModel, foolbox: Any
 ) -> None:
-    step = threat.eps / 4
-    ours = PGD(steps=STEPS, step_size=step, random_start=False)(victim.loss, victim.x, threat)
-    theirs = as_foolbox_does(foolbox, victim, threat, steps=STEPS, step=step, start=False)
+    pgd, their_pgd = pgd_pair(foolbox, threat, random_start=False)
+    ours = pgd(victim.loss, victim.x, threat)
+    theirs = as_foolbox_does(foolbox, their_pgd, victim, threat.eps)
     assert (victim.right(ours) == victim.right(theirs)).sum() >= len(victim.y) - 1
     # rounding may turn the sign of a gradient that is all but zero
     assert ((ours - theirs).abs() < 1e-4).float().mean() > 0.99
@@ -120,7 +132,8 @@ def test_pgd_without_random_start_is_that_of_foolbox(
 
 def test_fgsm_without_random_start_is_that_of_foolbox(victim: Victim, foolbox: Any) -> None:
     ours = FGSM(step_ratio=1, random_start=False)(victim.loss, victim.x, LINF)
-    theirs = as_foolbox_does(foolbox, victim, LINF, steps=1, step=LINF.eps, start=False)
+    attack = foolbox.attacks.LinfFastGradientAttack(random_start=False)
+    theirs = as_foolbox_does(foolbox, attack, victim, LINF.eps)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
@@ -128,20 +141,26 @@ def test_fgsm_without_random_start_is_that_of_foolbox(victim: Victim, foolbox: A
 def test_pgd_has_the_robust_accuracy_of_foolbox(
     victim: Victim, threat: ThreatModel, foolbox: Any
 ) -> None:
-    step = threat.eps / 4
-    ours = PGD(steps=STEPS, step_size=step)(victim.loss, victim.x, threat)
-    theirs = as_foolbox_does(foolbox, victim, threat, steps=STEPS, step=step, start=True)
-    check_same_accuracy(victim, ours, theirs)
+    ours, theirs = pgd_pair(foolbox, threat, random_start=True)
+    check_same_robust_accuracy(foolbox, victim, threat, ours, theirs)
 
 
 def test_fgsm_has_the_robust_accuracy_of_foolbox(victim: Victim, foolbox: Any) -> None:
-    ours = FGSM(step_ratio=1)(victim.loss, victim.x, LINF)
-    theirs = as_foolbox_does(foolbox, victim, LINF, steps=1, step=LINF.eps, start=True)
-    check_same_accuracy(victim, ours, theirs)
+    theirs = foolbox.attacks.LinfFastGradientAttack(random_start=True)
+    check_same_robust_accuracy(foolbox, victim, LINF, FGSM(step_ratio=1), theirs)
 
 
-def check_same_accuracy(victim: Victim, ours: Tensor, theirs: Tensor) -> None:
-    """Within 2 points, where there is room on both sides; the random starts are different ones."""
-    ra, ra_of_foolbox = (100 * float(victim.right(x).float().mean()) for x in (ours, theirs))
+def check_same_robust_accuracy(
+    foolbox: Any, victim: Victim, threat: ThreatModel, ours: Attack, theirs: Any
+) -> None:
+    """The random starts differ, so it is the mean of three that has to agree, to 2 points."""
+    index = torch.arange(len(victim.y))
+    right = []
+    for seed in range(3):
+        streams = Draws.of(seed, "test", index=index)
+        right.append(victim.right(ours(victim.loss, victim.x, threat, streams)))
+    for seed in range(3):
+        right.append(victim.right(as_foolbox_does(foolbox, theirs, victim, threat.eps, seed)))
+    ra, ra_of_foolbox = 100 * torch.stack(right).double().mean(1).reshape(2, 3).mean(1)
     assert 20 < ra_of_foolbox < 80
     assert abs(ra - ra_of_foolbox) <= 2

@@ -1,0 +1,229 @@
+"""TA and RA: exact counts, whatever the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dat.attacks import FGSM, PGD, Attack, Loss, NoAttack
+from dat.comm import World
+from dat.data import ImageData, load
+from dat.evaluation import Accuracy, evaluate
+from dat.rng import Draws
+from dat.threat import ThreatModel
+
+THREAT = ThreatModel(eps=0.08)
+"""At this radius the model below loses about half of its images."""
+WEAK = PGD(steps=3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of so small a network wait for one another, on a busy machine for very long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody else around, and no process group left behind."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def world(no_launcher: None) -> Iterator[World]:
+    world = World.join(device="cpu")
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def data() -> ImageData:
+    return load("digits").test.take(torch.arange(150))
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    """A perceptron, trained on clean digits in a blink."""
+    train = load("digits").train
+    x, y = train.batch(torch.arange(len(train)), torch.device("cpu"))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    random = torch.Generator().manual_seed(0)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.1, generator=random)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return net
+
+
+def everything(data: ImageData) -> tuple[Tensor, Tensor]:
+    return data.batch(torch.arange(len(data)), torch.device("cpu"))
+
+
+def test_a_world_without_a_launcher_is_a_single_worker(world: World) -> None:
+    assert (world.rank, world.size, world.first) == (0, 1, True)
+    assert dist.is_initialized()
+    world.close()
+    assert not dist.is_initialized()
+
+
+def test_batch_size_has_no_say(model: nn.Module, data: ImageData, world: World) -> None:
+    found = {
+        evaluate(model, data, threat=THREAT, attack=WEAK, batch=batch, world=world)
+        for batch in (1, 7, 64, 1000)
+    }
+    assert len(found) == 1
+    (accuracy,) = found
+    assert 0.2 * 150 < accuracy.robust < 0.8 * 150 < accuracy.clean < 150
+
+
+def test_clean_accuracy_is_that_of_a_plain_loop(
+    model: nn.Module, data: ImageData, world: World
+) -> None:
+    right = 0
+    for image, label in zip(*everything(data), strict=True):
+        logits = model(image.unsqueeze(0))[0].tolist()
+        right += logits.index(max(logits)) == int(label)
+    found = evaluate(model, data, threat=THREAT, attack=NoAttack(), world=world)
+    assert found == Accuracy(images=150, clean=right, robust=right)
+    assert found.ta == found.ra == pytest.approx(100 * right / 150)
+
+
+@pytest.mark.parametrize("attack", [WEAK, FGSM(), PGD(steps=2, restarts=2)], ids=repr)
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_robust_accuracy_is_that_of_a_plain_attack(
+    model: nn.Module, data: ImageData, world: World, attack: Attack, norm: str
+) -> None:
+    """All images attacked at once, the wrong ones too, with the streams of the one restart."""
+    threat = ThreatModel(norm=norm, eps=0.08 if norm == "linf" else 0.5)
+    x, y = everything(data)
+    streams = Draws.of(5, "evaluate", index=torch.arange(len(data))).fork("restart", 0)
+    x_adv = attack(lambda z: F.cross_entropy(model(z), y, reduction="none"), x, threat, streams)
+    clean, survives = (model(images).argmax(1) == y for images in (x, x_adv))
+    found = evaluate(model, data, threat=threat, attack=attack, seed=5, world=world)
+    assert found == (150, int(clean.sum()), int((clean & survives).sum()))
+
+
+def test_restarts_never_raise_the_robust_accuracy(
+    model: nn.Module, data: ImageData, world: World
+) -> None:
+    attack = FGSM(step_ratio=0.5)  # whose luck depends on where it starts
+    robust = [
+        evaluate(model, data, threat=THREAT, attack=attack, restarts=k, world=world).robust
+        for k in (1, 2, 5)
+    ]
+    assert robust == sorted(robust, reverse=True)
+    assert robust[-1] < robust[0]
+
+
+def test_seed_changes_the_random_starts(model: nn.Module, data: ImageData, world: World) -> None:
+    attack = FGSM(step_ratio=0.5)
+    found = {
+        evaluate(model, data, threat=THREAT, attack=attack, seed=seed, world=world).robust
+        for seed in range(4)
+    }
+    assert len(found) > 1
+
+
+def test_default_attack_is_pgd_20(model: nn.Module, data: ImageData, world: World) -> None:
+    by_default = evaluate(model, data, threat=THREAT, world=world)
+    assert by_default == evaluate(model, data, threat=THREAT, attack=PGD(steps=20), world=world)
+
+
+def test_at_eps_zero_all_that_is_right_is_robust(
+    model: nn.Module, data: ImageData, world: World
+) -> None:
+    found = evaluate(model, data, threat=ThreatModel(eps=0), attack=WEAK, world=world)
+    assert found.robust == found.clean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spy(Attack):
+    """Blackens every image whose number is in the list, and notes how many it was given."""
+
+    given: list[int] = field(default_factory=list)
+    blackened: tuple[int, ...] = ()
+
+    def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
+        self.given.append(len(x))
+        hit = torch.isin(draws.index, torch.tensor(self.blackened))
+        return torch.where(hit.reshape(-1, 1, 1, 1), torch.zeros_like(x), x)
+
+
+class Brightness(nn.Module):
+    """Class 1 for images that are not black; in training mode, class 2 for all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = (x.flatten(1).sum(1) > 0).long()
+        return F.one_hot(torch.full_like(bright, 2) if self.training else bright, 3).float()
+
+
+def test_only_who_is_still_right_is_attacked_again(world: World) -> None:
+    data = ImageData.of(torch.ones(10, 1, 2, 2), torch.tensor([1] * 8 + [0, 2]))
+    spy = Spy(blackened=(0, 3, 9))
+    model = Brightness().train()
+    found = evaluate(model, data, threat=THREAT, attack=spy, restarts=3, batch=4, world=world)
+    assert found == Accuracy(images=10, clean=8, robust=6)
+    # batches 0-3, 4-7, 8-9: two fall at the first attack, and the last two are wrong already
+    assert spy.given == [4, 2, 2, 4, 4, 4]
+    assert model.training
+
+
+def test_progress_counts_every_image(model: nn.Module, data: ImageData, world: World) -> None:
+    told: list[int] = []
+    evaluate(model, data, threat=THREAT, attack=WEAK, batch=64, world=world, progress=told.append)
+    assert told == [64, 64, 22]
+
+
+def test_model_is_found_as_it_was(data: ImageData, world: World) -> None:
+    norm = nn.BatchNorm2d(1).eval()
+    net = nn.Sequential(norm, nn.Flatten(), nn.Linear(64, 10)).train()
+    norm.eval()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    generator = torch.get_rng_state()
+    evaluate(net, data, threat=THREAT, attack=WEAK, world=world)
+    assert [module.training for module in net.modules()] == [True, False, True, True]
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(parameter.grad is None for parameter in net.parameters())
+    assert torch.equal(generator, torch.get_rng_state())
+
+
+def test_bytes_are_measured_like_the_floats_they_stand_for(
+    model: nn.Module, data: ImageData, world: World
+) -> None:
+    as_bytes = ImageData.of((data.images * 255).round().to(torch.uint8), data.labels, classes=10)
+    as_floats = ImageData.of(as_bytes.images.float() / 255, data.labels, classes=10)
+    by_bytes, by_floats = (
+        evaluate(model, either, threat=THREAT, attack=WEAK, world=world)
+        for either in (as_bytes, as_floats)
+    )
+    assert by_bytes == by_floats
+
+
+def test_without_a_world_it_joins_one(model: nn.Module, data: ImageData, no_launcher: None) -> None:
+    found = evaluate(model, data, threat=THREAT, attack=WEAK)
+    assert found == evaluate(model, data, threat=THREAT, attack=WEAK, world=World.join())
+
+
+@pytest.mark.xfail(strict=True, reason="the world that evaluate joins by itself is never closed")
+def test_a_world_of_its_own_is_closed_again(
+    model: nn.Module, data: ImageData, no_launcher: None
+) -> None:
+    evaluate(model, data, threat=THREAT, attack=NoAttack())
+    assert not dist.is_initialized()
