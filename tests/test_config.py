@@ -80,7 +80,7 @@ def test_every_registered_name_is_allowed(path: str, choices: list[str]) -> None
         ("threat.eps", -1, "threat.eps = -1: must be at least 0"),
         ("threat.eps", "-8/255", "threat.eps = -0.0313725: must be at least 0"),
         ("threat.eps", "big", "threat.eps = 'big': must be number, at least 0"),
-        ("threat.norm", "l1", "threat.norm = l1: must be one of linf, l2"),
+        ("threat.norm", "l1", "threat.norm = 'l1': must be one of linf, l2"),
         ("threat.nrm", "l2", "unknown setting threat.nrm: did you mean threat.norm?"),
         ("attack.step", 5, "unknown setting attack.step: did you mean attack.steps?"),
         ("attack.steps", 0, "attack.steps = 0: must be at least 1"),
@@ -90,11 +90,11 @@ def test_every_registered_name_is_allowed(path: str, choices: list[str]) -> None
         ("attack", None, "attack = None: must be a group of settings with a name"),
         ("data.holdout", 1, "data.holdout = 1: must be at least 0 and below 1"),
         ("data.parts", 0, "data.parts = 0: must be at least 1"),
-        ("model.name", "resnet", "model.name = resnet: must be cnn, preact-resnet18"),
+        ("model.name", "resnet", "model.name = 'resnet': must be cnn, preact-resnet18"),
         ("train.batch", 0.5, "train.batch = 0.5: must be whole number, at least 1"),
         ("train.ema", 1, "train.ema = 1: must be at least 0 and below 1"),
         ("schedule.milestones", "5,3", "schedule: milestones = (5, 3): must increase"),
-        ("comm.backend", "mpi", "comm.backend = mpi: must be one of auto, gloo, nccl"),
+        ("comm.backend", "mpi", "comm.backend = 'mpi': must be one of auto, gloo, nccl"),
         ("seed", -1, "seed = -1: must be at least 0"),
         ("atack.steps", 5, "unknown setting atack: did you mean attack?"),
     ],
@@ -149,7 +149,6 @@ def test_any_document_is_read_or_refused(document: object) -> None:
     read_or_refuse(document)
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="attack.name = [] is not hashable")
 @settings(derandomize=True, deadline=None, max_examples=300)
 @example("attack.name", [])
 @given(st.sampled_from(PATHS), documents)
@@ -210,7 +209,7 @@ def test_any_word_of_a_command_line_is_read_or_refused(path: str, value: object)
             {"attack": {"name": "fgsm", "step_ratio": 1}},
         ),
         ({"attack": "fgsm"}, {"attack": {"name": "pgd"}}, {"attack": {"name": "pgd"}}),
-        ({"attack": "fgsm"}, {"attack": "pgd"}, {"attack": "pgd"}),
+        ({"attack": "fgsm"}, {"attack": "pgd"}, {"attack": {"name": "pgd"}}),
         # data and model are one group of settings, whatever the name
         (
             {"model": {"name": "cnn", "width": 8}},
@@ -240,7 +239,6 @@ def test_a_merged_config_is_read() -> None:
     assert RunConfig.read(merge(base, {"attack": "none"})).attack == NoAttack()
 
 
-@pytest.mark.xfail(strict=True, reason="a base without a name counts as another component")
 def test_naming_the_default_component_keeps_its_settings() -> None:
     merged = merge({"attack": {"steps": 20}}, {"attack": {"name": "pgd"}})
     assert RunConfig.read(merged).attack == PGD(steps=20)
@@ -258,16 +256,16 @@ def test_naming_the_default_component_keeps_its_settings() -> None:
         (["seed=1", "seed=2"], {"seed": "2"}),
         (["about=x=y"], {"about": "x=y"}),
         (["about="], {"about": ""}),
-        (["attack=fgsm"], {"attack": "fgsm"}),
+        (["attack=fgsm"], {"attack": {"name": "fgsm"}}),
+        (["attack.step_ratio=1", "attack=fgsm"], {"attack": {"step_ratio": "1", "name": "fgsm"}}),
         (["attack=fgsm", "attack.step_ratio=1"], {"attack": {"name": "fgsm", "step_ratio": "1"}}),
-        (["a.b.c=1"], {"a": {"b": {"c": "1"}}}),
+        (["a.b.c=1"], {"a": {"b.c": "1"}}),
     ],
 )
 def test_words_become_nested_groups(words: list[str], edits: dict[str, Any]) -> None:
     assert parse_edits(words) == edits
 
 
-@pytest.mark.xfail(strict=True, reason="the short form forgets what was said before it")
 def test_the_order_of_words_does_not_matter() -> None:
     words = ["attack=fgsm", "attack.step_ratio=1"]
     one, other = (RunConfig.read(parse_edits(some)) for some in (words, words[::-1]))

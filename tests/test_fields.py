@@ -131,10 +131,10 @@ WRONG: list[tuple[str, object, str]] = [
     ("name", None, "name = None: must be text"),
     ("name", True, "name = True: must be text"),
     ("name", ["Ada"], "name = ['Ada']: must be text"),
-    ("rig", "slop", "rig = slop: must be one of sloop, ketch (did you mean sloop?)"),
-    ("rig", "brig-and-more", "rig = brig-and-more: must be one of sloop, ketch"),
-    ("rig", "a:b", "rig = a:b: must be one of sloop, ketch"),
-    ("hull", "woud", "hull = woud: must be wood, steel, or package.module:name (did you mean"),
+    ("rig", "slop", "rig = 'slop': must be one of sloop, ketch (did you mean sloop?)"),
+    ("rig", "brig-and-more", "rig = 'brig-and-more': must be one of sloop, ketch"),
+    ("rig", "a:b", "rig = 'a:b': must be one of sloop, ketch"),
+    ("hull", "woud", "hull = 'woud': must be wood, steel, or package.module:name (did you mean"),
     ("decked", 1, "decked = 1: must be true or false"),
     ("decked", "yes", "decked = 'yes': must be true or false"),
     ("decked", None, "decked = None: must be true or false"),
@@ -156,7 +156,6 @@ def test_wrong_values_are_refused_with_their_name(field: str, value: object, mes
     assert str(error.value).startswith(f"Boat.{message}")
 
 
-@pytest.mark.xfail(strict=True, reason="the error is that of python, not a SettingError")
 @pytest.mark.parametrize(
     ("field", "value"),
     [("draught", "8/0"), ("draught", 10**400), ("crew", 10**400), ("drive", {"name": ["sail"]})],
@@ -166,14 +165,12 @@ def test_monstrous_values_are_refused(field: str, value: object) -> None:
         Boat.read({field: value})
 
 
-@pytest.mark.xfail(strict=True, reason="an infinite number is within every open range")
 @pytest.mark.parametrize("value", [math.inf, "inf", "1e999"])
 def test_infinite_numbers_are_refused(value: object) -> None:
     with pytest.raises(SettingError, match="draught"):
         Boat.read({"draught": value})
 
 
-@pytest.mark.xfail(strict=True, reason="an empty list has no word on the command line")
 @pytest.mark.parametrize("word", ["", "none"])
 def test_an_empty_list_can_be_typed(word: str) -> None:
     assert Sail.read({"reefs": word}).reefs == ()

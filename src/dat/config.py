@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,14 @@ class RunConfig(Settings):
     comm: CommConfig = section(CommConfig, "where the workers run and how they talk")
 
 
+COMPONENTS = {
+    field.name: field.metadata["default"]
+    for field in dataclasses.fields(RunConfig)
+    if "registry" in field.metadata
+}
+"""The groups that hold a component, and the one that they hold by default."""
+
+
 def merge(base: Mapping[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with `edits` laid over it, group by group.
 
@@ -106,18 +115,20 @@ def merge(base: Mapping[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged = dict(base)
     for key, edit in edits.items():
-        below = base.get(key)
-        if isinstance(edit, str) and isinstance(below, Mapping):
-            edit = {"name": edit}
-        if isinstance(below, str) and isinstance(edit, Mapping):
-            below = {"name": below}
+        below, edit = _group(key, base.get(key, {})), _group(key, edit)
         if isinstance(edit, Mapping) and isinstance(below, Mapping):
-            replaced = "name" in edit and edit["name"] != below.get("name")
-            keeps = key in ("data", "model")  # one group of settings, whatever the name
-            merged[key] = dict(edit) if replaced and not keeps else merge(below, edit)
+            now = below.get("name", COMPONENTS.get(key))
+            replaced = key in COMPONENTS and edit.get("name", now) != now
+            merged[key] = dict(edit) if replaced else {**below, **edit}
         else:
             merged[key] = edit
     return merged
+
+
+def _group(key: str, value: object) -> object:
+    """The short form: `attack: fgsm` means `attack: {name: fgsm}`."""
+    named = key in COMPONENTS or key in ("data", "model")
+    return {"name": value} if named and isinstance(value, str) else value
 
 
 def parse_edits(words: Sequence[str]) -> dict[str, Any]:
@@ -125,14 +136,11 @@ def parse_edits(words: Sequence[str]) -> dict[str, Any]:
     edits: dict[str, Any] = {}
     for word in words:
         path, equals, value = word.partition("=")
-        keys = path.split(".")
-        if not equals or not all(keys):
+        group, dot, key = path.partition(".")
+        if not equals or not all(path.split(".")):
             raise SettingError(f"{word!r}: settings are given as key=value, e.g. attack.steps=5")
-        group = edits
-        for key in keys[:-1]:
-            below = group.setdefault(key, {})
-            if not isinstance(below, dict):  # attack=fgsm attack.step_ratio=1
-                below = group[key] = {"name": below}
-            group = below
-        group[keys[-1]] = value
+        edit: Any = {key: value} if dot else _group(group, value)
+        below = edits.get(group)
+        both = isinstance(edit, dict) and isinstance(below, dict)
+        edits[group] = {**below, **edit} if both and below is not None else edit
     return edits

@@ -33,6 +33,7 @@ class Limits:
     le: float | None = None
     lt: float | None = None
     choices: tuple[str, ...] | None = None
+    finite: bool = True
     or_import: bool = False
     """A string of the form `package.module:name` is allowed beside the choices."""
 
@@ -61,9 +62,10 @@ class Limits:
             return value in self.choices or (self.or_import and ":" in str(value))
         if isinstance(value, bool) or not isinstance(value, int | float):
             return True
+        if isinstance(value, float) and (math.isnan(value) or (self.finite and math.isinf(value))):
+            return False
         return (
-            not math.isnan(value)
-            and (self.ge is None or value >= self.ge)
+            (self.ge is None or value >= self.ge)
             and (self.gt is None or value > self.gt)
             and (self.le is None or value <= self.le)
             and (self.lt is None or value < self.lt)
@@ -79,10 +81,11 @@ def setting(
     le: float | None = None,
     lt: float | None = None,
     choices: tuple[str, ...] | None = None,
+    finite: bool = True,
     or_import: bool = False,
 ) -> Any:
     """A dataclass field with a meaning and a range."""
-    limits = Limits(ge, gt, le, lt, choices, or_import)
+    limits = Limits(ge, gt, le, lt, choices, finite, or_import)
     return dataclasses.field(default=default, metadata={"help": help, "limits": limits})
 
 
@@ -201,7 +204,7 @@ def show(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, tuple):
-        return ",".join(show(item) for item in value)
+        return ",".join(show(item) for item in value) or "none"
     return str(value)
 
 
@@ -212,7 +215,7 @@ def _read_component(field: dataclasses.Field[Any], value: object, where: str) ->
     if not isinstance(value, Mapping):
         raise SettingError(f"{where} = {value!r}: must be a group of settings with a name")
     name = value.get("name", field.metadata["default"])
-    if name not in registry:
+    if not isinstance(name, str) or name not in registry:
         raise SettingError(f"{where}.name = {name!r}: unknown{did_you_mean(str(name), registry)}")
     return registry[name].read({k: v for k, v in value.items() if k != "name"}, where)
 
@@ -222,7 +225,7 @@ def _checked(value: object, hint: Any, field: dataclasses.Field[Any], where: str
     limits: Limits = field.metadata["limits"]
     try:
         converted = _convert(value, hint)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, ArithmeticError):
         wanted = _type_name(hint) + (f", {limits}" if str(limits) else "")
         raise SettingError(f"{where} = {value!r}: must be {wanted}") from None
     if not limits.allow(converted):
@@ -230,7 +233,9 @@ def _checked(value: object, hint: Any, field: dataclasses.Field[Any], where: str
         if limits.choices is not None:
             match = difflib.get_close_matches(str(converted), limits.choices, n=1)
             near = f" (did you mean {match[0]}?)" if match else ""
-        raise SettingError(f"{where} = {show(converted)}: must be {limits}{near}")
+        shown = repr(converted) if isinstance(converted, str) else show(converted)
+        allowed = str(limits) or "a finite number"
+        raise SettingError(f"{where} = {shown}: must be {allowed}{near}")
     return converted
 
 
@@ -241,7 +246,9 @@ def _convert(value: object, hint: Any) -> Any:
             return None
         return _convert(value, next(arg for arg in args if arg is not type(None)))
     if origin is tuple:
-        items = value.split(",") if isinstance(value, str) else value
+        items = value
+        if isinstance(value, str):
+            items = [] if value.lower() in NONE_WORDS else value.split(",")
         if not isinstance(items, list | tuple):
             items = [items]
         if args[-1] is not Ellipsis and len(items) != len(args):

@@ -10,6 +10,8 @@ it, or the device.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +32,15 @@ def derive(seed: int, purpose: str, *coordinates: int) -> int:
 def generator(seed: int, purpose: str, *coordinates: int) -> torch.Generator:
     """torch's CPU generator, seeded for one purpose at one place of the run."""
     return torch.Generator().manual_seed(derive(seed, purpose, *coordinates))
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int, purpose: str, *coordinates: int) -> Iterator[None]:
+    """torch's global generators, seeded for one purpose and restored afterwards: for what draws
+    from them inside a model, such as dropout."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(derive(seed, purpose, *coordinates))
+        yield
 
 
 @dataclass(frozen=True)
@@ -54,9 +65,10 @@ class Draws:
     def uniform(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> Tensor:
         """Uniform in [0, 1), of `shape`; the first dimension runs over the samples."""
         count = shape[1:].numel()
-        words = self._words(-(-count // 4)).reshape(shape[0], -1)[:, :count]
+        words = self._words(-(-count // 4)).flatten(1)[:, :count]
         # 24 bits are what a float32 in [0, 1) can hold without rounding up to 1
-        return (words >> 8).to(dtype).mul_(2.0**-24).reshape(shape)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        return (words >> 8).to(wide).mul_(2.0**-24).to(dtype).reshape(shape)
 
     def normal(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> Tensor:
         """Standard normal, by the Box-Muller transform."""

@@ -27,7 +27,7 @@ class ThreatModel(Settings):
         else:  # a uniform direction; the radius is the dimension's root of a uniform number
             direction = _unit(draws.normal(x.shape, x.dtype))
             one = draws.fork("radius").uniform(torch.Size((len(x), 1)), x.dtype)
-            delta = direction * _per_sample(one.squeeze(1) ** (1 / x[0].numel()), x)
+            delta = direction * _per_sample(one.squeeze(1) ** (1 / x.shape[1:].numel()), x)
         return self.project(x + self.eps * delta, x)
 
     def ascend(self, x_adv: Tensor, gradient: Tensor, step: float, x: Tensor) -> Tensor:

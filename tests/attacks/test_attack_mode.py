@@ -78,7 +78,6 @@ def test_an_unknown_mode_is_refused() -> None:
     assert net.training
 
 
-@pytest.mark.xfail(strict=True, reason="only the buffers of batch norm are saved")
 def test_train_mode_keeps_the_running_statistics_of_instance_norm() -> None:
     norm = nn.InstanceNorm2d(1, track_running_stats=True)
     before = [buffer.clone() for buffer in norm.buffers()]

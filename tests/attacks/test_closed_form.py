@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,15 +22,6 @@ LINF_ATTACKS = [
     FGSM(step_ratio=2),
 ]
 """All have the way to the far side of the ball."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of so small a network wait for one another, on a busy machine for very long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

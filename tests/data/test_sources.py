@@ -138,7 +138,6 @@ def test_labels_of_any_whole_type_are_read(dtype: type, tmp_path: Path) -> None:
     assert load(save(tmp_path, **changed)).train.labels.tolist() == [0, 1, 2, 0, 1, 2]
 
 
-@pytest.mark.xfail(strict=True, reason="torch has no max of these, and it is called unguarded")
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
 def test_labels_of_large_unsigned_types_are_read(dtype: type, tmp_path: Path) -> None:
     good = arrays()
@@ -151,9 +150,12 @@ def test_labels_of_large_unsigned_types_are_read(dtype: type, tmp_path: Path) ->
     [
         ({"y_test": None}, "my.npz: holds no y_test; needed are x_train, y_train, x_test, y_test"),
         ({"x_train": None, "y_train": None}, "holds no x_train, y_train; needed are"),
-        ({"y_train": np.array(list("abcabc"))}, "my.npz: can't convert"),
+        (
+            {"y_train": np.array(list("abcabc"))},
+            "my.npz: y_train is <U1: labels must be whole numbers",
+        ),
         ({"y_train": np.zeros(5, int)}, r"labels have shape \(5,\): must be one for each of the 6"),
-        ({"y_train": np.zeros(6)}, "labels are torch.float64: must be whole numbers"),
+        ({"y_train": np.zeros(6)}, "y_train is float64: labels must be whole numbers"),
         ({"y_train": np.full(6, -1)}, "label -1 of image 0"),
         ({"x_train": np.full((6, 3, 4, 5), 2.0)}, "image 0 has pixels from 2 to 2"),
         ({"x_test": np.zeros((2, 3, 4, 4), np.uint8)}, "must be of one shape"),
@@ -164,7 +166,6 @@ def test_wrong_arrays_are_refused(changes: Arrays, message: str, tmp_path: Path)
         load(save(tmp_path, **changes))
 
 
-@pytest.mark.xfail(strict=True, reason="max() of the labels is outside of the try")
 @pytest.mark.parametrize("y", [np.zeros(0, int), np.zeros(6, complex)], ids=["none", "complex"])
 def test_odd_labels_are_refused(y: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="labels"):
@@ -195,7 +196,6 @@ def test_another_kind_of_file_is_refused(content: bytes, tmp_path: Path) -> None
         load(str(path))
 
 
-@pytest.mark.xfail(strict=True, reason="numpy forgets to close a file that is no zip file")
 def test_a_refused_file_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "my.npz"
     path.write_bytes(b"PK\x03\x04" + bytes(100))
@@ -298,12 +298,21 @@ def test_a_function_may_return_its_own_statistics(user_module: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no.such.module:f", "data.name = no.such.module:f: No module named 'no'"),
-        ("mybroken:f", "data.name = mybroken:f: No module named 'a_package_nobody_has'"),
-        ("mydata:pairs", "data.name = mydata:pairs: .*has no attribute 'pairs'"),
-        ("mydata:", "data.name = mydata:"),
-        ("mydata:junk", r"data.name = mydata:junk: must return \(train, test\)"),
-        (":pair", "module name"),
+        (
+            "no.such.module:f",
+            "data.name = 'no.such.module:f': cannot import no.such.module .No module named 'no'",
+        ),
+        (
+            "mybroken:f",
+            "data.name = 'mybroken:f': cannot import mybroken .No module named 'a_package",
+        ),
+        (
+            "mydata:pairs",
+            "data.name = 'mydata:pairs': mydata has no function or class 'pairs'",
+        ),
+        ("mydata:", "data.name = 'mydata:': your own is written package.module:name"),
+        ("mydata:junk", r"data.name = 'mydata:junk': must return \(train, test\)"),
+        (":pair", "package.module:name"),
         ("digit", "data.name = 'digit': unknown: did you mean digits?"),
         ("zzz", "unknown: known are digits .or the path of an .npz file, or package.module:"),
         ("nowhere/my.npz", "data.name = nowhere/my.npz: no such file"),
@@ -316,8 +325,7 @@ def test_unknown_names_are_refused(name: str, message: str, user_module: str) ->
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.xfail(strict=True, reason="TypeError or AttributeError, where a model gets ValueError")
 @pytest.mark.parametrize("name", ["mydata:CONSTANT", "mydata:needs", "mydata:half_a_pair", ".m:f"])
 def test_unusable_functions_are_refused(name: str, user_module: str) -> None:
-    with pytest.raises(ValueError, match=f"data.name = {name}"):
+    with pytest.raises(ValueError, match=f"data.name = {name!r}"):
         load(name)

@@ -23,15 +23,6 @@ THREAT = ThreatModel(eps=0.08)
 WEAK = PGD(steps=3)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of so small a network wait for one another, on a busy machine for very long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nobody else around, and no process group left behind."""
@@ -221,9 +212,9 @@ def test_without_a_world_it_joins_one(model: nn.Module, data: ImageData, no_laun
     assert found == evaluate(model, data, threat=THREAT, attack=WEAK, world=World.join())
 
 
-@pytest.mark.xfail(strict=True, reason="the world that evaluate joins by itself is never closed")
-def test_a_world_of_its_own_is_closed_again(
-    model: nn.Module, data: ImageData, no_launcher: None
+@pytest.mark.parametrize(("restarts", "batch"), [(0, 8), (1, 0)])
+def test_no_restart_and_no_batch_are_refused(
+    model: nn.Module, data: ImageData, restarts: int, batch: int
 ) -> None:
-    evaluate(model, data, threat=THREAT, attack=NoAttack())
-    assert not dist.is_initialized()
+    with pytest.raises(ValueError, match="must be at least 1"):
+        evaluate(model, data, threat=THREAT, attack=WEAK, restarts=restarts, batch=batch)

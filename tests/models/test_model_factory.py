@@ -104,7 +104,7 @@ def test_keyword_catch_all_gets_everything_but_a_width_of_none(user_module: str)
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet-50", "unknown model 'resnet-50': did you mean resnet50?"),
+        ("resnet-50", "model.name = 'resnet-50': unknown: did you mean resnet50?"),
         ("zzz", "known are cnn, preact-resnet18"),
         ("no.such.module:net", "cannot import no.such.module .*put it in"),
         ("broken:net", "cannot import broken .*a_package_nobody_has"),
@@ -113,9 +113,9 @@ def test_keyword_catch_all_gets_everything_but_a_width_of_none(user_module: str)
         ("empty:net", "has no function or class 'net': write one"),
         ("mynets:needs_more", "called with classes .*secret"),
         ("mynets:not_a_module", "gave a list; it must return an nn.Module"),
-        ("mynets:", "package.module:factory"),
-        (":net", "package.module:factory"),
-        (".mynets:net", "package.module:factory"),
+        ("mynets:", "package.module:name"),
+        (":net", "package.module:name"),
+        (".mynets:net", "package.module:name"),
     ],
 )
 def test_an_error_is_one_line_that_says_what_to_do(

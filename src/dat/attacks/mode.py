@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @contextmanager
@@ -19,19 +18,13 @@ def attack_mode(model: nn.Module, bn: str = "eval") -> Iterator[None]:
     if bn not in ("eval", "train"):
         raise ValueError(f"bn = {bn!r}: must be 'eval' or 'train'")
     was_training = [(module, module.training) for module in model.modules()]
-    statistics = _running_statistics(model) if bn == "train" else []
-    saved = [buffer.clone() for buffer in statistics]
-    model.train(bn == "train")
+    saved = [(buffer, buffer.clone()) for buffer in model.buffers()] if bn == "train" else []
     try:
+        model.train(bn == "train")
         yield
     finally:
         for module, training in was_training:
             module.training = training
         with torch.no_grad():
-            for buffer, value in zip(statistics, saved, strict=True):
+            for buffer, value in saved:
                 buffer.copy_(value)
-
-
-def _running_statistics(model: nn.Module) -> list[torch.Tensor]:
-    norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
-    return [buffer for module in norms for buffer in module.buffers(recurse=False)]

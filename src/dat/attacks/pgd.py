@@ -24,11 +24,15 @@ class PGD(Attack):
 
     def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
         worst = self._ascend(loss, x, threat, draws)
+        if self.restarts > 1:
+            with torch.no_grad():
+                highest = loss(worst)
         for restart in range(1, self.restarts):
             other = self._ascend(loss, x, threat, draws.fork("restart", restart))
             with torch.no_grad():
-                better = loss(other) > loss(worst)
-            worst = torch.where(better.reshape(-1, *[1] * (x.dim() - 1)), other, worst)
+                reached = loss(other)
+            better = (reached > highest).reshape(-1, *[1] * (x.dim() - 1))
+            worst, highest = torch.where(better, other, worst), torch.maximum(reached, highest)
         return worst
 
     def _ascend(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:

@@ -23,7 +23,7 @@ class ImageData:
         """Check and wrap; grey images may come without their channel dimension."""
         if images.dim() == 3:
             images = images.unsqueeze(1)
-        if images.dim() != 4 or len(images) == 0:
+        if images.dim() != 4 or images.numel() == 0:
             raise ValueError(
                 f"images have shape {tuple(images.shape)}: must be (n, channels, height, width)"
             )
@@ -36,13 +36,13 @@ class ImageData:
             raise ValueError(f"labels are {labels.dtype}: must be whole numbers")
         labels = labels.to(torch.int64)
         if classes is None:
-            classes = int(labels.max()) + 1
+            classes = max(int(labels.max()) + 1, 1)
         wrong = ((labels < 0) | (labels >= classes)).nonzero()
         if len(wrong):
             row = int(wrong[0])
             raise ValueError(
                 f"label {int(labels[row])} of image {row}: must be from 0 to {classes - 1} "
-                f"({len(wrong)} labels are out of range)"
+                f"(wrong in all: {len(wrong)})"
             )
         return cls(_in_range(images), labels, classes)
 
@@ -79,7 +79,7 @@ def _in_range(images: Tensor) -> Tensor:
         low, high = flat[row].aminmax()
         raise ValueError(
             f"image {row} has pixels from {float(low):g} to {float(high):g}: must be in "
-            f"[0, 1] ({len(bad)} images are not); divide bytes by 255 and leave normalisation to "
+            f"[0, 1] (wrong in all: {len(bad)}); divide bytes by 255, and leave normalisation to "
             "the model"
         )
     return images.float().clamp(0.0, 1.0)

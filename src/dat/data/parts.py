@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -66,6 +65,7 @@ class Plan:
         self.steps = samples // batch
         """Steps per epoch; what is left over at its end is left out, another rest each epoch."""
         self.parts = self._partition(samples, parts)
+        self._epoch, self._orders = -1, dict[int, Tensor]()
 
     def owned(self, rank: int) -> Tensor:
         """The samples that a worker ever draws, ascending: it needs no others."""
@@ -108,8 +108,12 @@ class Plan:
         given = steps * self.batch
         return given * (part + 1) // parts - given * part // parts
 
-    @lru_cache(maxsize=32)  # noqa: B019 - a plan lives as long as its trainer
     def _order(self, epoch: int, part: int) -> Tensor:
-        samples = self.parts[part]
-        shuffle = generator(self.seed, "shuffle", epoch, part)
-        return samples[torch.randperm(len(samples), generator=shuffle)]
+        """A part in the order of an epoch; those of the current epoch are kept."""
+        if self._epoch != epoch:
+            self._epoch, self._orders = epoch, {}
+        if part not in self._orders:
+            samples = self.parts[part]
+            shuffle = generator(self.seed, "shuffle", epoch, part)
+            self._orders[part] = samples[torch.randperm(len(samples), generator=shuffle)]
+        return self._orders[part]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from dat.data.images import ImageData
 from dat.fields import did_you_mean
+from dat.imports import find_callable
 from dat.rng import generator
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -36,6 +35,11 @@ class Splits:
             raise ValueError(
                 f"training images are {tuple(train.images.shape[1:])} and test images "
                 f"{tuple(test.images.shape[1:])}: must be of one shape"
+            )
+        if train.classes != test.classes:
+            raise ValueError(
+                f"training data has {train.classes} classes and test data {test.classes}: "
+                "give ImageData.of both the same classes=..."
             )
         pixels = train.images.transpose(0, 1).flatten(1).double()
         pixels = pixels / 255 if train.images.dtype == torch.uint8 else pixels
@@ -75,19 +79,30 @@ def _arrays(path: Path) -> Splits:
     if not path.is_file():
         raise ValueError(f"data.name = {path}: no such file")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             missing = [name for name in ARRAYS if name not in file]
             if missing:
                 raise ValueError(f"holds no {', '.join(missing)}; needed are {', '.join(ARRAYS)}")
-            arrays = [torch.from_numpy(np.ascontiguousarray(file[name])) for name in ARRAYS]
+            arrays = {name: np.ascontiguousarray(file[name]) for name in ARRAYS}
     except Exception as error:  # whatever a broken zip or an odd array makes numpy raise
         raise ValueError(f"data.name = {path}: {error}") from None
-    x_train, y_train, x_test, y_test = arrays
-    classes = int(max(y_train.max(), y_test.max())) + 1
-    return Splits.of(
-        ImageData.of(_channels_first(x_train), y_train, classes=classes),
-        ImageData.of(_channels_first(x_test), y_test, classes=classes),
-    )
+    labels = {name: _labels(arrays[name], f"{path}: {name}") for name in ("y_train", "y_test")}
+    classes = max(int(max(y.max(initial=0) for y in labels.values())) + 1, 1)
+    sets = []
+    for split in ("train", "test"):
+        try:
+            images = _channels_first(torch.from_numpy(arrays[f"x_{split}"]))
+            y = torch.from_numpy(labels[f"y_{split}"])
+            sets.append(ImageData.of(images, y, classes=classes))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"data.name = {path}, {split}: {error}") from None
+    return Splits.of(*sets)
+
+
+def _labels(y: np.ndarray[Any, np.dtype[Any]], where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    if y.dtype.kind not in "iu":
+        raise ValueError(f"{where} is {y.dtype}: labels must be whole numbers")
+    return y.astype(np.int64)
 
 
 def _channels_first(images: Tensor) -> Tensor:
@@ -99,18 +114,20 @@ def _channels_first(images: Tensor) -> Tensor:
 
 def _imported(name: str) -> Splits:
     """A function of the user's that returns `Splits` or a pair (train, test) of `ImageData`."""
-    module_name, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    function = find_callable(name, what="data.name")
     try:
-        made = getattr(importlib.import_module(module_name), attribute)()
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"data.name = {name}: {error}") from None
+        made = function()
+    except TypeError as error:
+        raise ValueError(
+            f"data.name = {name!r}: failed when called without arguments ({error})"
+        ) from error
     if isinstance(made, Splits):
         return made
-    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], ImageData):
-        return Splits.of(*made)
-    raise ValueError(f"data.name = {name}: must return (train, test), two dat.ImageData")
+    if isinstance(made, tuple) and len(made) == 2:
+        train, test = made
+        if isinstance(train, ImageData) and isinstance(test, ImageData):
+            return Splits.of(train, test)
+    raise ValueError(f"data.name = {name!r}: must return (train, test), two dat.ImageData")
 
 
 SOURCES: dict[str, Callable[[], Splits]] = {

@@ -58,7 +58,11 @@ def evaluate(
     A sample is robust when it survives each of `restarts` independent attacks. Called by every
     worker of `world`; each judges its share and all get the same counts.
     """
-    world = world or World.join()
+    if restarts < 1 or batch < 1:
+        raise ValueError(f"restarts = {restarts}, batch = {batch}: must be at least 1")
+    if world is None:  # the group that this joins is there for later calls, and closed at exit
+        parameter = next(model.parameters(), None)
+        world = World.join(device="auto" if parameter is None else str(parameter.device))
     attack = PGD(steps=20) if attack is None else attack
     shares = torch.arange(len(data)).tensor_split(world.size)
     verdicts = torch.zeros(2, dtype=torch.int64)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from dat.fields import did_you_mean
+from dat.imports import find_callable
 from dat.models.cnn import small_cnn
 from dat.models.preact_resnet import preact_resnet18
 from dat.models.resnet import resnet50
@@ -43,7 +41,7 @@ def build_model(
         if value < 1:
             raise ValueError(f"{size} = {value}: must be at least 1")
     with torch.random.fork_rng(devices=[]):
-        factory = _import_factory(name) if ":" in name else _look_up(name)
+        factory = find_callable(name, what="model.name") if ":" in name else _look_up(name)
         # not torch.manual_seed, which would also reseed the GPUs; networks are made on the CPU
         torch.default_generator.manual_seed(derive(seed, "weights"))
         return _call(factory, name, sizes=sizes)
@@ -52,38 +50,10 @@ def build_model(
 def _look_up(name: str) -> Factory:
     if name not in MODELS:
         raise ValueError(
-            f"unknown model {name!r}{did_you_mean(name, MODELS)} "
-            "(your own is written package.module:factory)"
+            f"model.name = {name!r}: unknown{did_you_mean(name, MODELS)} "
+            "(your own is written package.module:name)"
         )
     return MODELS[name]
-
-
-def _import_factory(name: str) -> Factory:
-    module_name, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
-        raise ValueError(f"model {name!r}: write your own as package.module:factory")
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:  # the `dat` script does not put it there
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(
-            f"model {name!r}: cannot import {module_name} ({error}); put it in {here} or install it"
-        ) from error
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        own = [key for key, it in vars(module).items() if _defined_in(module_name, it)]
-        raise ValueError(
-            f"model {name!r}: {module_name} has no function or class {attribute!r}"
-            f"{did_you_mean(attribute, own) if own else ': write one'}"
-        )
-    found: Factory = factory
-    return found
-
-
-def _defined_in(module_name: str, it: object) -> bool:
-    return callable(it) and getattr(it, "__module__", None) == module_name
 
 
 def _call(factory: Factory, name: str, *, sizes: dict[str, int]) -> nn.Module:
@@ -93,12 +63,13 @@ def _call(factory: Factory, name: str, *, sizes: dict[str, int]) -> nn.Module:
     except TypeError as error:
         given = ", ".join(accepted) or "no arguments"
         raise ValueError(
-            f"model {name!r}: the factory failed when called with {given} ({error}); "
+            f"model.name = {name!r}: the factory failed when called with {given} ({error}); "
             "it may take classes, channels and width, and needs a default for anything else"
         ) from error
     if not isinstance(net, nn.Module):
         raise ValueError(
-            f"model {name!r}: the factory gave a {type(net).__name__}; it must return an nn.Module"
+            f"model.name = {name!r}: the factory gave a {type(net).__name__}; "
+            "it must return an nn.Module"
         )
     return net
 

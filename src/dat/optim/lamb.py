@@ -50,7 +50,7 @@ class LAMB(OuterOracle):
     betas: tuple[float, float] = setting((0.9, 0.999), "decay of the two moments", ge=0, lt=1)
     zeta: float = setting(1e-6, "added to sqrt(v)", gt=0)
     c_l: float = setting(0.0, "lower bound of the scaling tau(||theta||)", ge=0)
-    c_u: float = setting(10.0, "upper bound of the scaling tau(||theta||)", gt=0)
+    c_u: float = setting(10.0, "upper bound of the scaling tau(||theta||)", gt=0, finite=False)
     debias: bool | None = setting(None, "debias the moments; none is as the preset says")
     decay_1d: bool | None = setting(
         None, "decay biases and BN scales and shifts; none is as the preset says"

@@ -81,7 +81,9 @@ class LARS(OuterOracle):
     )
     momentum: float = setting(0.9, "momentum", ge=0, lt=1)
     c_l: float = setting(0.0, "paper: lower bound of the scaling tau(||theta||)", ge=0)
-    c_u: float = setting(10.0, "paper: upper bound of the scaling tau(||theta||)", gt=0)
+    c_u: float = setting(
+        10.0, "paper: upper bound of the scaling tau(||theta||)", gt=0, finite=False
+    )
     # Only lr * trust_coefficient matters to an adapted layer. At 1, lr means the same as elsewhere,
     # also to the layers that are not adapted; You et al. have 0.001 and lr about 10.
     trust_coefficient: float = setting(

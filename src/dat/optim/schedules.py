@@ -22,7 +22,7 @@ PAPER_MILESTONES = {30: (20, 25, 28), 100: (75, 90, 95)}
 class Schedule(Settings, ABC):
     """A linear warm-up to the peak, then the shape of the subclass."""
 
-    warmup: float = setting(0.0, "warm-up epochs, of the run's epochs", ge=0, lt=math.inf)
+    warmup: float = setting(0.0, "warm-up epochs, of the run's epochs", ge=0)
     warmup_by: str = setting(
         "epoch",
         "epoch: warm-up epoch k of W has k/W of the rate (the paper); "

@@ -27,25 +27,28 @@ def read(recipe: str, edits: Mapping[str, Any] | None = None) -> RunConfig:
     return RunConfig.read(merge(_settings(recipe, ()), edits or {}))
 
 
-def _settings(recipe: str, seen: tuple[str, ...]) -> dict[str, Any]:
-    if recipe in seen:
-        raise SettingError(f"recipe {recipe} is its own base: {' -> '.join((*seen, recipe))}")
+def _settings(recipe: str, above: tuple[str, ...]) -> dict[str, Any]:
+    """A recipe's settings over those of its base; `above` are the recipes that led here."""
+    if recipe.endswith((".yaml", ".yml")) and above:  # beside the file that names it
+        recipe = str(Path(above[-1]).parent / recipe)
+    if recipe in above:
+        raise SettingError(f"recipe {recipe} is its own base: {' -> '.join((*above, recipe))}")
     try:
-        values = yaml.safe_load(_text(recipe, seen[-1] if seen else None)) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        values = yaml.safe_load(_text(recipe)) or {}
+    except SettingError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise SettingError(f"recipe {recipe} is not a YAML file: {reason}") from None
     if not isinstance(values, dict):
         raise SettingError(f"recipe {recipe}: must be a group of settings")
     base = values.pop("base", None)
-    return values if base is None else merge(_settings(str(base), (*seen, recipe)), values)
+    return merge({} if base is None else _settings(str(base), (*above, recipe)), values)
 
 
-def _text(recipe: str, named_in: str | None) -> str:
+def _text(recipe: str) -> str:
     path = Path(recipe)
     if path.suffix in (".yaml", ".yml"):
-        if named_in is not None and not path.is_absolute():
-            path = Path(named_in).parent / path
         if not path.is_file():
             raise SettingError(f"recipe {recipe}: no such file")
         return path.read_text()

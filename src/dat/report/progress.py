@@ -33,8 +33,9 @@ class Progress(Listener):
         )
 
     def started(self, trainer: Trainer) -> None:
+        workers = "1 worker" if trainer.world.size == 1 else f"{trainer.world.size} workers"
         self._console.print(
-            f"{self._title}: {trainer.world.size} workers, {trainer.plan.samples} images, "
+            f"{self._title}: {workers}, {trainer.plan.samples} images, "
             f"{trainer.epochs} epochs of {trainer.plan.steps} steps, batch {trainer.batch}",
             markup=False,
         )

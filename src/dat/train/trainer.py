@@ -17,6 +17,7 @@ from dat.data import ImageData, Plan
 from dat.evaluation import Accuracy, evaluate
 from dat.objectives import Adversarial, Objective
 from dat.optim import EMA, LAMB, OuterOracle, Piecewise, Schedule, set_rate
+from dat.rng import seeded
 from dat.threat import ThreatModel
 from dat.train.step import StepReport, Worker, dat_step
 
@@ -154,7 +155,8 @@ class Trainer:
         for step in range(self.plan.steps):
             factor = self.schedule(epoch + step / self.plan.steps, self.epochs)
             set_rate(self.worker.optimizer, factor)
-            report = dat_step(self.worker, epoch, step)
+            with seeded(self.world.device, self.seed, "model", epoch, step, self.world.rank):
+                report = dat_step(self.worker, epoch, step)
             if self._averaged:
                 self._averaged.update(self.model)
             loss, right = loss + report.loss, right + report.accuracy

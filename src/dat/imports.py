@@ -1,0 +1,43 @@
+"""`package.module:name`: how users name a function or class of their own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dat.fields import did_you_mean
+
+
+def find_callable(name: str, *, what: str) -> Callable[..., Any]:
+    """The function or class called `package.module:name`; `what` heads the error messages.
+
+    Code of one's own usually lies beside the recipe, so the current folder is searched as well.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+        raise ValueError(f"{what} = {name!r}: your own is written package.module:name")
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:  # the `dat` script does not put it there
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f"{what} = {name!r}: cannot import {module_name} ({error}); "
+            f"put it in {here} or install it"
+        ) from error
+    found: Any = getattr(module, attribute, None)
+    if not callable(found):
+        own = [key for key, it in vars(module).items() if _defined_in(module_name, it)]
+        raise ValueError(
+            f"{what} = {name!r}: {module_name} has no function or class {attribute!r}"
+            f"{did_you_mean(attribute, own) if own else ': write one'}"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _defined_in(module_name: str, it: object) -> bool:
+    return callable(it) and getattr(it, "__module__", None) == module_name
