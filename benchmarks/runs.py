@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+DIVERGED = 1
+"""The exit code of a run whose loss became NaN or infinite: a result, not an accident."""
 
 
 def train(recipe: str, *settings: str, workers: int = 1) -> dict[str, Any]:
@@ -19,8 +21,14 @@ def train(recipe: str, *settings: str, workers: int = 1) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "dat", "train", recipe, *settings, "--json"]
         options = ["--workers", str(workers), "--out", f"{folder}/run"]
-        done = subprocess.run([*command, *options], stdout=subprocess.PIPE, text=True, check=True)
-    result: dict[str, Any] = json.loads(done.stdout)
+        done = subprocess.run([*command, *options], capture_output=True, text=True)
+    if done.returncode == DIVERGED:
+        result: dict[str, Any] = {"diverged": done.stderr.splitlines()[-1], "steps": 0}
+        result |= dict.fromkeys(("ta", "ra", "holdout_ta", "holdout_ra"), 0.0)
+    elif done.returncode:
+        raise RuntimeError(done.stderr)
+    else:
+        result = json.loads(done.stdout)
     print(recipe, *settings, f"TA {result['ta']:.2f} RA {result['ra']:.2f}", flush=True)
     return result
 

@@ -1,0 +1,122 @@
+"""Algorithm 1 against a loop written out by hand, and what it leaves alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dat.attacks import FGSM, PGD, Attack
+from dat.comm import World
+from dat.data import ImageData
+from dat.objectives import Adversarial
+from dat.optim import SGD, Constant
+from dat.rng import Draws
+from dat.threat import ThreatModel
+from dat.train import NotFinite, Trainer
+
+EPS, RATE, BATCH = 0.1, 0.3, 12
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with World.join() as joined:
+        yield joined
+
+
+def data(count: int = 36) -> ImageData:
+    images = torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    return ImageData.of(images, torch.arange(count) % 3)
+
+
+def net(dropout: float = 0.0) -> nn.Module:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        layers = nn.Linear(16, 20), nn.Tanh(), nn.Dropout(dropout), nn.Linear(20, 3)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def trainer(world: World, model: nn.Module, **settings: object) -> Trainer:
+    plain = {
+        "threat": ThreatModel(eps=EPS),
+        "attack": PGD(steps=3),
+        "optimizer": SGD(lr=RATE, momentum=0.0, weight_decay=0.0),
+        "schedule": Constant(),
+        "epochs": 1,
+        "batch": BATCH,
+        "world": world,
+    }
+    return Trainer(model=model, data=data(), **(plain | settings))  # type: ignore[arg-type]
+
+
+def by_hand(model: nn.Module, made: Trainer, clean_weight: float) -> None:
+    """min over theta of lambda * loss + max over delta of loss, by plain SGD and PGD-3."""
+    whole = data()
+    for step in range(made.plan.steps):
+        index = made.plan.draw(0, step, 0)
+        x, y = whole.images[index], whole.labels[index]
+        draws = Draws.of(0, "attack", 0, step, index=index)
+        x_adv = x + EPS * (2 * draws.uniform(x.shape) - 1)
+        x_adv = x_adv.clamp(x - EPS, x + EPS).clamp(0, 1)
+        for _ in range(3):
+            x_adv = x_adv.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(F.cross_entropy(model(x_adv), y), x_adv)
+            x_adv = x_adv.detach() + 2.5 * EPS / 3 * gradient.sign()
+            x_adv = x_adv.clamp(x - EPS, x + EPS).clamp(0, 1)
+        model.zero_grad()
+        loss = F.cross_entropy(model(x_adv), y) + clean_weight * F.cross_entropy(model(x), y)
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(RATE * parameter.grad)
+
+
+@pytest.mark.parametrize("clean_weight", [0.0, 0.7])
+def test_an_epoch_equals_the_loop_by_hand(world: World, clean_weight: float) -> None:
+    model = net()
+    expected = copy.deepcopy(model)
+    made = trainer(world, model, objective=Adversarial(clean_weight=clean_weight))
+    made.fit()
+    by_hand(expected, made, clean_weight)
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_dropout_follows_from_the_seed_and_the_global_generator_is_left_alone(
+    world: World,
+) -> None:
+    found = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        before = torch.get_rng_state()
+        trainer(world, model := net(dropout=0.5), attack_bn="train").fit()
+        assert torch.equal(before, torch.get_rng_state())
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*found)
+    trainer(world, other := net(dropout=0.5), attack_bn="train", seed=1).fit()
+    assert not torch.equal(found[0], torch.cat([p.detach().flatten() for p in other.parameters()]))
+
+
+@pytest.mark.parametrize("attack", [PGD(steps=2), FGSM()])
+def test_a_broken_loss_names_worker_epoch_and_step(world: World, attack: Attack) -> None:
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.calls = net(), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += self.training
+            logits: Tensor = self.net(x)
+            return logits * float("inf") if self.calls == 5 else logits
+
+    made = trainer(world, Breaks(), attack=attack, epochs=3)
+    weights = []
+    with pytest.raises(NotFinite, match=r"worker 0, epoch 2, step 2: the loss is (nan|inf)"):
+        made.fit()
+    weights = [parameter.isfinite().all() for parameter in made.model.parameters()]
+    assert all(weights)

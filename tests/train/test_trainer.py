@@ -1,0 +1,187 @@
+"""The loop around Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from dat.attacks import FGSM, PGD, Attack, NoAttack
+from dat.comm import World
+from dat.data import load, split_holdout
+from dat.evaluation import Accuracy, evaluate
+from dat.models import build_model
+from dat.optim import LAMB, Cosine, Piecewise
+from dat.threat import ThreatModel
+from dat.train import EpochRecord, Listener, Trainer
+
+THREAT = ThreatModel(eps=0.2)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with World.join() as joined:
+        yield joined
+
+
+def made(world: World, **settings: object) -> Trainer:
+    train, holdout = split_holdout(load("digits").train, 0.1, 0)
+    plain = {
+        "model": build_model("cnn", 10, channels=1, width=8),
+        "data": train,
+        "holdout": holdout,
+        "threat": THREAT,
+        "attack": PGD(steps=3),
+        "selection": PGD(steps=3),
+        "optimizer": LAMB(lr=0.05),
+        "schedule": Cosine(),
+        "epochs": 3,
+        "batch": 240,
+        "world": world,
+    }
+    return Trainer(**(plain | settings))  # type: ignore[arg-type]
+
+
+class Diary(Listener):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.best: list[tuple[str, dict[str, torch.Tensor]]] = []
+
+    def started(self, trainer: Trainer) -> None:
+        self.events.append("started")
+
+    def best_found(self, trainer: Trainer, name: str, model: nn.Module) -> None:
+        self.best.append((name, {k: v.clone() for k, v in model.state_dict().items()}))
+
+    def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
+        self.events.append(f"epoch {record.epoch}")
+
+    def ended(self, trainer: Trainer) -> None:
+        self.events.append("ended")
+
+
+@pytest.fixture(scope="module")
+def trained(world: World) -> tuple[Trainer, list[EpochRecord], Diary]:
+    diary = Diary()
+    trainer = made(world, ema=0.9, listeners=[diary])
+    return trainer, trainer.fit(), diary
+
+
+def test_listeners_are_told(trained: tuple[Trainer, list[EpochRecord], Diary]) -> None:
+    assert trained[2].events == ["started", "epoch 1", "epoch 2", "epoch 3", "ended"]
+
+
+def test_the_best_weights_are_those_with_the_highest_held_out_ra(
+    trained: tuple[Trainer, list[EpochRecord], Diary],
+) -> None:
+    trainer, records, diary = trained
+    ra = [record.holdout_ra for record in records]
+    assert ra[trainer.best_epoch() - 1] == max(r for r in ra if r is not None)
+    last = [state for name, state in diary.best if name == ""][-1]
+    best = trainer.best_model().state_dict()
+    assert all(torch.equal(last[key], best[key]) for key in best)
+
+
+def test_averaged_weights_are_measured_beside_the_raw_ones(
+    trained: tuple[Trainer, list[EpochRecord], Diary], world: World
+) -> None:
+    trainer, records, _ = trained
+    assert trainer.holdout is not None
+    for name, ta, ra in (
+        ("", records[-1].holdout_ta, records[-1].holdout_ra),
+        ("ema-", records[-1].ema_ta, records[-1].ema_ra),
+    ):
+        found = evaluate(
+            trainer.models()[name], trainer.holdout, threat=THREAT, attack=PGD(steps=3), world=world
+        )
+        assert (found.ta, found.ra) == (ta, ra)
+
+
+def test_the_schedule_sets_the_rate(trained: tuple[Trainer, list[EpochRecord], Diary]) -> None:
+    trainer, records, _ = trained
+    steps = trainer.plan.steps
+    for epoch, record in enumerate(records):
+        assert record.lr == pytest.approx(0.05 * Cosine()(epoch + (steps - 1) / steps, 3))
+
+
+def test_one_worker_sends_nothing(trained: tuple[Trainer, list[EpochRecord], Diary]) -> None:
+    assert all(record.mb_per_step == 0 for record in trained[1])
+
+
+def test_without_held_out_images_the_last_weights_are_the_best(world: World) -> None:
+    trainer = made(world, holdout=None, epochs=2)
+    records = trainer.fit()
+    assert trainer.best_model() is trainer.model
+    assert trainer.best_epoch() == 2
+    assert all(record.holdout_ra is None for record in records)
+
+
+def test_held_out_images_may_be_measured_less_often(world: World) -> None:
+    records = made(world, select_every=2, attack=NoAttack()).fit()
+    assert [record.holdout_ra is None for record in records] == [True, False, False]
+
+
+def test_selection_may_go_by_clean_accuracy(world: World) -> None:
+    trainer = made(world, select_by="ta")
+    assert trainer._rank(Accuracy(10, 9, 1)) > trainer._rank(Accuracy(10, 8, 8))
+    trainer = made(world)
+    assert trainer._rank(Accuracy(10, 9, 1)) < trainer._rank(Accuracy(10, 8, 8))
+
+
+def test_any_torch_optimizer_will_do(world: World) -> None:
+    trainer = made(
+        world,
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+        schedule=Piecewise(milestones=(1,)),
+        attack=NoAttack(),
+        epochs=2,
+    )
+    records = trainer.fit()
+    assert [record.lr for record in records] == pytest.approx([0.01, 0.001])
+    assert records[1].loss < records[0].loss
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs and select_every must be at least 1"),
+        ({"select_by": "loss"}, "select_by = 'loss': must be"),
+        ({"batch": 9999}, "train.batch = 9999: there are only 1293"),
+    ],
+)
+def test_wrong_settings_are_refused(
+    world: World, settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        made(world, **settings)
+
+
+def test_standard_training_collapses_and_dat_does_not(world: World) -> None:
+    """The reason for all of this, on a smaller network than the README's table."""
+
+    def accuracy(attack: Attack, select_by: str) -> Accuracy:
+        trainer = made(
+            world,
+            model=build_model("cnn", 10, channels=1, width=16),
+            attack=attack,
+            select_by=select_by,
+            select_every=4,
+            optimizer=LAMB(lr=0.02),
+            epochs=16,
+            batch=64,
+        )
+        trainer.fit()
+        test = load("digits").test
+        return evaluate(trainer.best_model(), test, threat=THREAT, world=world)
+
+    standard = accuracy(NoAttack(), "ta")
+    assert standard.ta > 95
+    assert standard.ra < 40
+    for attack in (PGD(steps=7), FGSM()):
+        robust = accuracy(attack, "ra")
+        assert robust.ta > 90
+        assert robust.ra > standard.ra + 15

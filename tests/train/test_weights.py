@@ -1,0 +1,88 @@
+"""Weights on disk: whole or not at all, and never executed."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dat.train import load_weights, save_weights
+
+
+class Payload:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    model, other = net(), net()
+    save_weights(model, tmp_path / "w.safetensors")
+    load_weights(other, tmp_path / "w.safetensors")
+    for ours, theirs in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+def test_shared_weights_are_saved(tmp_path: Path) -> None:
+    tied = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    tied[1].weight = tied[0].weight
+    save_weights(tied, tmp_path / "w.safetensors")
+    load_weights(tied, tmp_path / "w.safetensors")
+
+
+def test_a_failed_write_keeps_the_old_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "w.safetensors"
+    save_weights(net(), path)
+    before = path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        save_weights(net(), path)
+    assert path.read_bytes() == before
+
+
+def test_broken_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    with pytest.raises(ValueError, match="no such weights"):
+        load_weights(net(), path)
+    save_weights(net(), path)
+    whole = path.read_bytes()
+    for size in (0, 4, 20, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match="not a whole safetensors file"):
+            load_weights(net(), path)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    save_weights(nn.Conv2d(1, 2, 3), tmp_path / "w.safetensors")
+    with pytest.raises(ValueError, match=r"does not fit the model \(Missing key"):
+        load_weights(net(), tmp_path / "w.safetensors")
+
+
+def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
+    trap = tmp_path / "executed"
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(pickle.dumps(Payload(trap)))
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        load_weights(net(), path)
+    torch.save({"x": Payload(trap)}, path)
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        load_weights(net(), path)
+    assert not trap.exists()
+    pickle.loads(pickle.dumps(Payload(trap)))
+    assert trap.exists()  # the payload was live
