@@ -39,7 +39,10 @@ def seeded(device: torch.device, seed: int, purpose: str, *coordinates: int) -> 
     """torch's global generators, seeded for one purpose and restored afterwards: for what draws
     from them inside a model, such as dropout."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(derive(seed, purpose, *coordinates))
+        key = derive(seed, purpose, *coordinates)
+        torch.default_generator.manual_seed(key)
+        if device.type == "cuda":  # this device alone; torch.manual_seed would seed them all
+            torch.cuda.manual_seed(key)
         yield
 
 

@@ -20,6 +20,7 @@ SMALL = (
     "train.epochs=1",
     "evaluate.steps=2",
     "train.select_steps=2",
+    "comm.threads=1",
 )
 """Settings that make the digits recipe take a few seconds and 53 steps, or 54."""
 

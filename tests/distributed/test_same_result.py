@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,23 @@ def test_torchrun_and_a_repetition_give_the_same_bits(two_workers: Path, tmp_pat
         for name in ("last", "best"):
             ours, theirs = weights(two_workers, name), weights(other, name)
             assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_two_nodes_give_the_same_bits(two_workers: Path, tmp_path: Path) -> None:
+    """Two launchers that find each other, one worker each, as on two machines."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    address = ["--rdzv-id", "test", "--local-addr", "127.0.0.1", "--nproc-per-node", "1"]
+    words = ["-m", "dat", "train", "digits", *SMALL, "--quiet", "--out", "out"]
+    nodes = [
+        subprocess.Popen([*launcher, *meeting, *address, *words], cwd=tmp_path) for _ in range(2)
+    ]
+    assert [node.wait(timeout=120) for node in nodes] == [0, 0]
+    ours, theirs = weights(two_workers), weights(tmp_path / "out")
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 def test_another_seed_gives_other_weights(two_workers: Path, tmp_path: Path) -> None:

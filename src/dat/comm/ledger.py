@@ -19,7 +19,8 @@ class Traffic(NamedTuple):
     """Seconds during which at least one exchange was under way, waiting for slower peers included:
     the paper's C. Part of them is hidden behind the backward pass."""
     exposed: float
-    """Seconds at the end of backward passes in which nothing but the exchange was left to do."""
+    """Seconds at the end of backward passes in which nothing but the exchange was left to do. On
+    CUDA the host runs ahead of the device, so there it is only a rough figure."""
 
 
 class Ledger:

@@ -90,10 +90,6 @@ class World:
         dist.all_gather(list(rows.unbind()), mine)
         return rows.cpu()
 
-    def tell(self, text: str) -> str:
-        """The first worker's text, at every worker. Bytes, not pickles."""
-        return _text(self.gather(_bytes(text))[0])
-
     def together(self, work: Callable[[], T]) -> T:
         """Do something that bad input may stop. If it fails anywhere, all workers stop alike."""
         result, message = None, ""
