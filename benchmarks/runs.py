@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-DIVERGED = 1
+DIVERGED = 3
 """The exit code of a run whose loss became NaN or infinite: a result, not an accident."""
 
 

@@ -136,6 +136,8 @@ BAD = {
     ),
     "no module": ("train digits model.name=nowhere:net", "nowhere"),
     "no run": ("evaluate runs/none", "runs/none: not the folder of a run"),
+    "nccl": ("train digits comm.backend=nccl", "comm.backend = nccl: needs cuda, not cpu"),
+    "warmup": ("train digits schedule.warmup=99", "schedule.warmup = 99: must be at most"),
     "no cuda": ("train digits comm.device=cuda", "comm.device = cuda: this machine has no CUDA"),
 }
 
@@ -190,16 +192,102 @@ def test_a_folder_in_use_is_left_alone(
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
-def test_more_workers_than_samples(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_looks_like_markup_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    code, table, _ = call(capsys, "config", "digits", "about=[/oops] [bold]x")
+    assert code == 0
+    assert "[/oops] [bold]x" in table
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "half a resul"])
+def test_a_broken_result_is_refused(
+    text: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text((finished / "config.yaml").read_text())
+    (tmp_path / "result.json").write_text(text)
+    code, _, err = call(capsys, "compare", str(finished), "--json", str(tmp_path))
+    assert code == 2
+    assert err == f"error: {tmp_path / 'result.json'}: not a result\n"
+
+
+NETS = """
+import torch
+from torch import nn
+
+class Few(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 7))
+    def forward(self, x):
+        return self.net(x)
+
+def deep():
+    return nn.Linear(5, 10)
+
+def unused(classes):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+    net.register_parameter("spare", nn.Parameter(torch.ones(3)))
+    return net
+
+def raising():
+    raise KeyError("lost")
+
+class Sick(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * float("nan")
+
+class Sickens(nn.Sequential):
+    def forward(self, x):
+        return Sick.apply(super().forward(x))
+
+def sick(classes):
+    return Sickens(nn.Flatten(), nn.Linear(64, classes))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("Few", 2, "the model gives (2, 7) for 2 images of 10 classes: must be (2, 10)"),
+        ("deep", 2, "the model cannot take images of shape (1, 8, 8)"),
+        ("unused", 2, "parameter net.spare has no part in the loss"),
+        ("raising", 2, "failed when called with no arguments: KeyError: 'lost' ("),
+        ("sick", 3, "epoch 1, step 1: the gradient of net.1.weight is not finite"),
+    ],
+)
+def test_networks_that_cannot_be_trained(
+    name: str,
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    images, labels = np.zeros((2, 8, 8), np.uint8), np.array([0, 1])
-    np.savez("two.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
-    words = ("data.name=two.npz", "data.holdout=0", "data.parts=3", "train.batch=3")
-    code, _, err = call(capsys, "train", "digits", *words, "--quiet")
-    assert code == 2
-    assert "data.parts = 3: there are only 2 training images" in err
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "odd_nets.py").write_text(NETS)
+    words = (f"model.name=odd_nets:{name}", "attack=none", "train.batch=640", "--quiet")
+    found, _, err = call(capsys, "train", "digits", *words)
+    assert found == code
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert not list(tmp_path.glob("runs/*/*.safetensors"))
+
+
+def test_a_run_knows_where_its_data_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    images, labels = np.zeros((60, 8, 8), np.uint8), np.arange(60) % 10
+    np.savez("my.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    words = ("data.name=my.npz", *TINY[:-2], "train.batch=24", "--quiet", "--out", "out")
+    assert call(capsys, "train", "digits", *words)[0] == 0
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert call(capsys, "evaluate", "../out")[0] == 0
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])

@@ -30,6 +30,12 @@ def test_the_python_example_runs_and_gives_a_robust_model() -> None:
     assert ra > 50
 
 
+def test_the_tables_are_the_measured_ones() -> None:
+    for name in ("digits", "large_batch"):
+        (block,) = re.findall(rf"<!-- {name}\.md -->\n(.*?)<!-- end -->", README, flags=re.DOTALL)
+        assert block == (ROOT / "benchmarks" / "results" / f"{name}.md").read_text()
+
+
 def test_the_recipe_is_valid(tmp_path: Path) -> None:
     (recipe,) = blocks("yaml")
     (tmp_path / "my.yaml").write_text(recipe)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from torch import nn
 
-from dat.attacks import FGSM, PGD, NoAttack
+from dat.attacks import FGSM, PGD, NoAttack, attack_mode
 from dat.comm import World
-from dat.config import RunConfig, merge
+from dat.config import DataConfig, RunConfig, merge
 from dat.data import ImageData, Splits, load, split_holdout
 from dat.evaluation import Accuracy, evaluate
 from dat.models import build_model, normalized
 from dat.optim import LSGD, SGD
-from dat.report import Progress
+from dat.report import Progress, counting
 from dat.train import EpochRecord, RunFolder, Trainer, load_weights
 from dat.train.folder import CONFIG, RESULT
 
@@ -25,7 +27,11 @@ from dat.train.folder import CONFIG, RESULT
 def make_world(config: RunConfig) -> World:
     comm = config.comm
     return World.join(
-        device=comm.device, backend=comm.backend, threads=comm.threads, timeout=comm.timeout
+        device=comm.device,
+        backend=comm.backend,
+        threads=comm.threads,
+        timeout=comm.timeout,
+        deterministic=comm.deterministic,
     )
 
 
@@ -40,10 +46,29 @@ def make_model(config: RunConfig, data: Splits) -> nn.Module:
     return normalized(net, data.mean, data.std)
 
 
+def check_model(model: nn.Module, data: ImageData) -> None:
+    """Show it two images: a network that does not fit the data should say so before training."""
+    x, _ = data.batch(torch.arange(2) % len(data), torch.device("cpu"))
+    with attack_mode(model), torch.no_grad():
+        try:
+            shape = tuple(model(x).shape)
+        except Exception as error:
+            raise ValueError(
+                f"the model cannot take images of shape {tuple(x.shape[1:])} ({error})"
+            ) from error
+    if shape != (2, data.classes):
+        raise ValueError(
+            f"the model gives {shape} for 2 images of {data.classes} classes: "
+            f"must be (2, {data.classes})"
+        )
+
+
 def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
     train, holdout = split_holdout(data.train, config.data.holdout, config.seed)
+    model = make_model(config, data)
+    check_model(model, data.train)
     return Trainer(
-        model=make_model(config, data),
+        model=model,
         data=train,
         holdout=holdout,
         threat=config.threat,
@@ -73,16 +98,14 @@ def train(
     The first worker gets the result that is in the folder; the others get none.
     """
     with make_world(config) as world:
-        data = world.together(lambda: load(config.data.name))
-        trainer = world.together(lambda: make_trainer(config, data, world))
+        trainer, test = world.together(lambda: _prepare(config, world))
         folder = world.together(lambda: _folder(out, world, overwrite))
         if folder:
-            # written down, as it decides what is in a batch and its default knows the workers
-            parted = replace(config.data, parts=len(trainer.plan.parts))
-            folder.describe({"recipe": recipe} | replace(config, data=parted).dump(), world.size)
+            resolved = replace(config, data=_resolved(config, trainer))
+            folder.describe({"recipe": recipe} | resolved.dump(), world.size)
             trainer.listeners = [folder] if quiet else [folder, Progress(str(out))]
         records = trainer.fit()
-        result = _result(config, recipe, trainer, records, data.test)
+        result = _result(config, recipe, trainer, records, test)
         if folder:
             folder.finish(result)
         return result if world.first else None
@@ -97,7 +120,9 @@ def measure(
         data = world.together(lambda: load(config.data.name))
         model = world.together(lambda: make_model(config, data))
         world.together(lambda: load_weights(model, run / f"{weights}.safetensors"))
-        accuracy = _test(config, model.to(world.device), data.test, world)
+        with counting("evaluating", -(-len(data.test) // world.size)) as progress:
+            quiet = (lambda count: None) if not world.first else progress
+            accuracy = _test(config, model.to(world.device), data.test, world, quiet)
         found = {
             "run": str(run),
             "weights": weights,
@@ -130,10 +155,12 @@ def read_result(run: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{run}: the run is not finished (no {RESULT} in it)")
     try:
-        result: dict[str, Any] = json.loads(path.read_text())
-    except ValueError:
+        result = json.loads(path.read_text())
+        known: dict[str, Any] = {"run": str(run), "method": result["method"]}
+        known |= {"attack": result["attack"]}
+        return {**known, **result}
+    except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path}: not a result") from None
-    return {"run": str(run)} | result
 
 
 def method_name(config: RunConfig, workers: int) -> str:
@@ -158,7 +185,26 @@ def _folder(out: Path, world: World, overwrite: bool) -> RunFolder | None:
     return RunFolder.create(out, overwrite=overwrite) if world.first else None
 
 
-def _test(config: RunConfig, model: nn.Module, test: ImageData, world: World) -> Accuracy:
+def _prepare(config: RunConfig, world: World) -> tuple[Trainer, ImageData]:
+    """The trainer, which keeps its own part of the training set, and the test set."""
+    data = load(config.data.name)
+    return make_trainer(config, data, world), data.test
+
+
+def _resolved(config: RunConfig, trainer: Trainer) -> DataConfig:
+    """What a default or the current folder decided, written down, so the run can be repeated."""
+    name = config.data.name
+    path = str(Path(name).resolve()) if name.endswith(".npz") else name
+    return replace(config.data, name=path, parts=len(trainer.plan.parts))
+
+
+def _test(
+    config: RunConfig,
+    model: nn.Module,
+    test: ImageData,
+    world: World,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Accuracy:
     return evaluate(
         model,
         test,
@@ -168,6 +214,7 @@ def _test(config: RunConfig, model: nn.Module, test: ImageData, world: World) ->
         batch=config.evaluate.batch,
         seed=config.seed,
         world=world,
+        progress=progress,
     )
 
 

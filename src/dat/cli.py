@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dat.launch import is_worker, launch, settle_in
 
-BAD_INPUT = 2
 FAILED = 1
+BAD_INPUT = 2
+DIVERGED = 3
 INTERRUPTED = 130
+TRACEBACK = bool(os.environ.get("DAT_TRACEBACK"))
+"""Set to see where an error came from."""
 
 ABOUT = """\
 Train image classifiers that withstand adversarial attack, on one machine or on many.
@@ -32,12 +37,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     arguments = _parse(words)
     try:
         code = arguments.run(arguments, words)
-    except (ValueError, OSError) as error:
-        code = _fail(error, BAD_INPUT)
-    except ArithmeticError as error:
-        code = _fail(error, FAILED)
+    except Exception as error:
+        code = _fail(error)
     except KeyboardInterrupt:
-        code = _fail("interrupted by SIGINT", INTERRUPTED)
+        print("error: interrupted by SIGINT", file=sys.stderr)
+        code = INTERRUPTED
     _leave(code)
 
 
@@ -156,65 +160,79 @@ def _free_folder(name: str) -> Path:
     return path
 
 
-def _fail(message: object, code: int) -> int:
-    """Say it once: under a launcher every worker knows the same, and the first one speaks."""
-    if os.environ.get("RANK", "0") == "0":
+def _fail(error: Exception) -> int:
+    """One line for what a user can mend; anything else is ours and keeps its traceback.
+
+    What all workers know alike is said by the first one, and the others leave it the time to.
+    """
+    lost = is_worker() and isinstance(error, RuntimeError) and _is_lost_peer(str(error))
+    if not (lost or isinstance(error, ValueError | OSError | ArithmeticError)) or TRACEBACK:
+        traceback.print_exc()
+        return FAILED
+    rank = int(os.environ.get("RANK", 0))
+    message = "lost contact with another worker" if lost else str(error)
+    if rank == 0:
         print(f"error: {message}", file=sys.stderr)
-    return code
+    elif getattr(error, "everywhere", False):
+        time.sleep(1)
+    else:
+        print(f"error: worker {rank}: {message}", file=sys.stderr)
+    if lost:
+        return FAILED
+    return DIVERGED if isinstance(error, ArithmeticError) else BAD_INPUT
+
+
+def _is_lost_peer(message: str) -> bool:
+    """gloo and nccl have no exception of their own for it."""
+    return any(
+        word in message for word in ("Connection closed", "Connection reset", "NCCL", "gloo")
+    )
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    """argparse stops filling the list of settings at the first option; take the rest as well."""
+    """argparse stops filling a list at the first option; take the rest as well."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(words)
-    unknown = [word for word in rest if word.startswith("-") or not hasattr(arguments, "settings")]
-    if unknown:
-        parser.error(f"unknown option {unknown[0]}: see dat {words[0]} --help")
-    if rest:
-        arguments.settings += rest
+    options = [word for word in rest if word.startswith("-")]
+    if options:
+        parser.error(f"unknown option {options[0]}: see dat {words[0]} --help")
+    if hasattr(arguments, "settings"):
+        arguments.settings = [*arguments.settings, *rest]
+    elif hasattr(arguments, "runs"):
+        arguments.runs = [*arguments.runs, *map(Path, rest)]
+    elif rest:
+        parser.error(f"{rest[0]}: not expected here; see dat {words[0]} --help")
     return arguments
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _command(argparse.ArgumentParser(prog="dat"), ABOUT, "")
+    parser = _teach(argparse.ArgumentParser(prog="dat"), ABOUT, "")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def add(name: str, run: Any, help: str, examples: str) -> argparse.ArgumentParser:
-        command = _command(commands.add_parser(name, help=help), f"{help}.", examples)
+        command = _teach(commands.add_parser(name, help=help), f"{help}.", examples)
         command.add_argument("--json", action="store_true", help="print JSON instead of a table")
         command.set_defaults(run=run)
         return command
 
-    train = add(
-        "train",
-        _train,
-        "train a model by a recipe, measure it, and leave a run's folder",
-        "  dat train digits --workers 4 attack.steps=5 optimizer.name=lars\n"
-        "  dat train digits threat.eps=0.2 seed=1 --out runs/stronger",
+    _train_arguments(
+        add(
+            "train",
+            _train,
+            "train a model by a recipe, measure it, and leave a run's folder",
+            "  dat train digits --workers 4 attack.steps=5 optimizer.name=lars\n"
+            "  dat train digits threat.eps=0.2 seed=1 --out runs/stronger",
+        )
     )
-    _recipe_arguments(train)
-    _workers_argument(train)
-    train.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (runs/RECIPE)")
-    train.add_argument("--overwrite", action="store_true", help="replace the run in that folder")
-    train.add_argument("--quiet", action="store_true", help="show no progress")
-
-    evaluate = add(
-        "evaluate",
-        _evaluate,
-        "measure a finished run again, with its own or other settings",
-        "  dat evaluate runs/digits --workers 2\n"
-        "  dat evaluate runs/digits evaluate.steps=100 evaluate.restarts=5 threat.eps=0.1",
+    _evaluate_arguments(
+        add(
+            "evaluate",
+            _evaluate,
+            "measure a finished run again, with its own or other settings",
+            "  dat evaluate runs/digits --workers 2\n"
+            "  dat evaluate runs/digits evaluate.steps=100 evaluate.restarts=5 threat.eps=0.1",
+        )
     )
-    evaluate.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
-    _settings_argument(evaluate)
-    _workers_argument(evaluate)
-    evaluate.add_argument(
-        "--weights",
-        default="best",
-        choices=("best", "last", "ema-best", "ema-last"),
-        help="which weights (best)",
-    )
-
     compare = add(
         "compare",
         _compare,
@@ -222,9 +240,7 @@ def _parser() -> argparse.ArgumentParser:
         "  dat compare runs/standard runs/dat-pgd",
     )
     compare.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="runs' folders")
-
     add("recipes", _recipes, "list the built-in recipes", "  dat recipes --json")
-
     config = add(
         "config",
         _config,
@@ -235,7 +251,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(parser: argparse.ArgumentParser, about: str, examples: str) -> argparse.ArgumentParser:
+def _train_arguments(train: argparse.ArgumentParser) -> None:
+    _recipe_arguments(train)
+    _workers_argument(train)
+    train.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (runs/RECIPE)")
+    train.add_argument("--overwrite", action="store_true", help="replace the run in that folder")
+    train.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
+    evaluate.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
+    _settings_argument(evaluate)
+    _workers_argument(evaluate)
+    evaluate.add_argument(
+        "--weights",
+        default="best",
+        choices=("best", "last", "ema-best", "ema-last"),
+        help="which weights (best)",
+    )
+
+
+def _teach(parser: argparse.ArgumentParser, about: str, examples: str) -> argparse.ArgumentParser:
     parser.description = about
     parser.epilog = f"examples:\n{examples}" if examples else None
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -249,7 +285,7 @@ def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _settings_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "settings", nargs="*", metavar="key=value", help="settings, e.g. attack.steps=5"
+        "settings", nargs="*", default=[], metavar="key=value", help="settings, e.g. attack.steps=5"
     )
 
 

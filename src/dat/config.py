@@ -26,8 +26,8 @@ class DataConfig(Settings):
     )
     parts: int | None = setting(
         None,
-        "parts the data is split into, each drawn from alike; none is 12, which 1, 2, 3, 4, 6 or "
-        "12 workers share out evenly, and else one a worker",
+        "parts the data is split into, each drawn from alike; none is 24, which 1, 2, 3, 4, 6, 8, "
+        "12 or 24 workers share out evenly, and else one a worker",
         ge=1,
     )
     augmentation: str = setting("none", "random changes to images", choices=AUGMENTATIONS)
@@ -78,6 +78,7 @@ class CommConfig(Settings):
         "auto", "auto is nccl on cuda, gloo on cpu", choices=("auto", "gloo", "nccl")
     )
     threads: int | None = setting(None, "CPU threads a worker; none shares the cores out", ge=1)
+    deterministic: bool = setting(True, "repeatable kernels on cuda; false may be faster")
     timeout: float = setting(300.0, "seconds to wait for a silent worker", gt=0)
 
 
@@ -97,6 +98,14 @@ class RunConfig(Settings):
     train: TrainConfig = section(TrainConfig, "how long, in which batches")
     evaluate: EvaluateConfig = section(EvaluateConfig, "how the result is measured")
     comm: CommConfig = section(CommConfig, "where the workers run and how they talk")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.schedule.warmup > self.train.epochs:
+            raise SettingError(
+                f"schedule.warmup = {self.schedule.warmup:g}: must be at most train.epochs = "
+                f"{self.train.epochs}"
+            )
 
 
 COMPONENTS = {

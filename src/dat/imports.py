@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,8 @@ def find_callable(name: str, *, what: str) -> Callable[..., Any]:
             f"{what} = {name!r}: cannot import {module_name} ({error}); "
             f"put it in {here} or install it"
         ) from error
+    except Exception as error:  # the user's module does whatever it does
+        raise ValueError(f"{what} = {name!r}: {_told(error)}") from error
     found: Any = getattr(module, attribute, None)
     if not callable(found):
         own = [key for key, it in vars(module).items() if _defined_in(module_name, it)]
@@ -37,6 +40,22 @@ def find_callable(name: str, *, what: str) -> Callable[..., Any]:
             f"{did_you_mean(attribute, own) if own else ': write one'}"
         )
     return found  # type: ignore[no-any-return]
+
+
+def call(function: Callable[..., Any], *, what: str, **arguments: object) -> Any:
+    """Call a user's function; whatever it raises becomes one line that says where."""
+    try:
+        return function(**arguments)
+    except Exception as error:
+        given = ", ".join(arguments) or "no arguments"
+        raise ValueError(f"{what}: failed when called with {given}: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """An error and its place, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
 def _defined_in(module_name: str, it: object) -> bool:

@@ -54,6 +54,8 @@ def launch(workers: int, command: Sequence[str]) -> int:
     except SignalException as received:
         print(f"error: interrupted by {received.sigval.name}", file=sys.stderr)
         return 128 + received.sigval
+    finally:
+        del os.environ[LAUNCHED]
     return 0
 
 

@@ -166,20 +166,19 @@ def test_one_batch_may_be_all_there_is() -> None:
 @pytest.mark.parametrize(
     ("workers", "batch", "parts"),
     [
-        (1, 24, 12),
-        (2, 25, 12),
-        (3, 100, 12),
-        (4, 12, 12),
-        (12, 24, 12),
+        (1, 24, 24),
+        (2, 48, 24),
+        (3, 100, 24),
+        (4, 47, 4),
+        (8, 100, 24),
+        (12, 24, 24),
         (5, 100, 5),
         (24, 100, 24),
         (1, 23, 1),
         (2, 10, 2),
     ],
 )
-def test_default_parts_are_twelve_where_they_share_out(
-    workers: int, batch: int, parts: int
-) -> None:
+def test_default_parts_are_many_where_they_share_out(workers: int, batch: int, parts: int) -> None:
     assert default_parts(workers, batch) == parts
     assert len(Plan(200, batch, workers=workers, seed=0).parts) == parts
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from tests.distributed.conftest import DAT, run, weights
 
 MODEL = """
@@ -28,6 +30,15 @@ class Breaks(nn.Module):
         broken = os.environ["RANK"] == "1" and self.trained > 2 * STEPS
         return self.net(x) * (float("nan") if broken else 1.0)
 """
+FACTORY = """
+import os
+from torch import nn
+
+def net(classes):
+    if os.environ["RANK"] == "1":
+        raise RuntimeError("only here")
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+"""
 ENDLESS = ("train.epochs=100000", "train.batch=640", "attack.name=none", "train.select_steps=1")
 
 
@@ -37,7 +48,7 @@ def test_a_nan_stops_all_workers_and_keeps_the_last_good_weights(tmp_path: Path)
     start = time.monotonic()
     done = run([*DAT, "train", "digits", *words, "--workers", "2", "--out", "out"], tmp_path)
     assert time.monotonic() - start < 60
-    assert done.returncode == 1
+    assert done.returncode == 3
     lines = [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert len(lines) == 1
     assert lines[0].startswith("error: worker 1, epoch 3, step 1: the loss is nan")
@@ -45,6 +56,26 @@ def test_a_nan_stops_all_workers_and_keeps_the_last_good_weights(tmp_path: Path)
     assert (tmp_path / "out" / "metrics.jsonl").read_text().count("\n") == 2
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "out").values())
     assert not (tmp_path / "out" / "result.json").exists()
+
+
+def test_bad_input_at_one_worker_is_told_once(tmp_path: Path) -> None:
+    """Before anything is exchanged, so that nobody waits for the one that failed."""
+    (tmp_path / "mine.py").write_text(FACTORY)
+    done = run([*DAT, "train", "digits", "model.name=mine:net", "--workers", "2"], tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: worker 1: model.name = 'mine:net': failed when called with")
+    assert "RuntimeError: only here" in line
+
+
+def test_more_workers_than_images(tmp_path: Path) -> None:
+    images, labels = np.zeros((2, 8, 8), np.uint8), np.array([0, 1])
+    arrays = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels}
+    np.savez(tmp_path / "two.npz", **arrays)  # type: ignore[arg-type]
+    words = ("data.name=two.npz", "data.holdout=0", "train.batch=2")
+    done = run([*DAT, "train", "digits", *words, "--workers", "3"], tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "error: 3 workers for 2 training images: use fewer workers\n"
 
 
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
@@ -75,6 +106,7 @@ def test_a_killed_worker_ends_the_run_and_is_named(tmp_path: Path) -> None:
         _, said = launcher.communicate(timeout=30)
         assert launcher.returncode == 1
         assert "error: worker 1 was ended by SIGKILL" in said
+        assert "Traceback" not in said
         assert gone(workers)
         assert weights(tmp_path / "out")
 

@@ -7,25 +7,52 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.distributed.conftest import DAT, SMALL, distance, run, torchrun, train, weights
 
+DOUBLE = """
+from torch import nn
+from dat.models import build_model
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.net = build_model("cnn", classes, channels=1, width=4).double()
+
+    def forward(self, x):
+        return self.net(x.double())
+"""
+KINDS = {"l2": ("threat.norm=l2", "threat.eps=1"), "linf": ("model.name=mine:Net",)}
+"""The sign of a gradient that vanishes is anybody's: rounding, which differs with the size of a
+worker's share, may flip it. So the linf ball is tested in double precision, where it never does; in
+the l2 ball every step is continuous, and single precision will do."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A folder, settings, and the weights of two workers."""
+    folder = tmp_path_factory.mktemp(request.param)
+    (folder / "mine.py").write_text(DOUBLE)
+    words = (*SMALL, *KINDS[request.param])
+    return folder, words, weights(train(DAT, folder, *words, "--workers", "2"))
+
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_any_number_of_workers_gives_the_same_weights(
-    workers: int, two_workers: Path, tmp_path: Path
-) -> None:
-    other = train(DAT, tmp_path, *SMALL, "--workers", str(workers))
-    assert distance(weights(other), weights(two_workers)) < 1e-6
+def test_any_number_of_workers_gives_the_same_weights(workers: int, kind: Any) -> None:
+    folder, words, expected = kind
+    other = train(DAT, folder, *words, "--workers", str(workers))
+    assert distance(weights(other), expected) < 1e-6
 
 
-def test_workers_may_share_a_part(two_workers: Path, tmp_path: Path) -> None:
-    """Twelve parts on five workers: some hold a part together, but the batches are the same."""
-    other = train(DAT, tmp_path, *SMALL, "data.parts=12", "--workers", "5")
-    assert distance(weights(other), weights(two_workers)) < 1e-6
+def test_workers_may_share_a_part(kind: Any) -> None:
+    """Twenty-four parts on five workers: some hold a part together; the batches are the same."""
+    folder, words, expected = kind
+    other = train(DAT, folder, *words, "data.parts=24", "--workers", "5")
+    assert distance(weights(other), expected) < 1e-6
 
 
 def test_torchrun_and_a_repetition_give_the_same_bits(two_workers: Path, tmp_path: Path) -> None:

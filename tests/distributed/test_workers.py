@@ -45,8 +45,8 @@ def test_time_is_measured(seen: list[dict[str, Any]]) -> None:
 
 def test_statistics_are_those_of_the_union(seen: list[dict[str, Any]]) -> None:
     for worker in seen:
-        assert worker["statistics_of_the_union"]["mean"] < 1e-6
-        assert worker["statistics_of_the_union"]["var"] < 1e-6
+        assert worker["statistics_of_the_union"]["mean"] < 1e-5
+        assert worker["statistics_of_the_union"]["var"] < 1e-5
 
 
 def test_attacks_cause_no_communication(seen: list[dict[str, Any]]) -> None:
@@ -64,7 +64,7 @@ def test_workers_draw_from_disjoint_parts(seen: list[dict[str, Any]]) -> None:
 def test_the_exchange_begins_before_the_backward_ends(seen: list[dict[str, Any]]) -> None:
     for worker in seen:
         assert worker["overlap"]["buckets"] >= 2
-        assert worker["overlap"]["first_starts_before_last"]
+        assert worker["overlap"]["head_start"] > 0  # before the first layer has its gradient
 
 
 def test_bytes_agree_with_the_kernel(seen: list[dict[str, Any]]) -> None:
@@ -78,3 +78,14 @@ def test_an_error_at_one_worker_stops_all(seen: list[dict[str, Any]]) -> None:
     for rank, worker in enumerate(seen):
         assert worker["failures"]["said"] == ["worker 2: no such thing", "wrong for all"]
         assert worker["failures"]["fine"] == rank
+
+
+def test_averaged_weights_are_the_same_everywhere(seen: list[dict[str, Any]]) -> None:
+    assert len({json.dumps(worker["averaged_weights"]) for worker in seen}) == 1
+    assert len(set(seen[0]["averaged_weights"].values())) == 2
+
+
+def test_an_exchange_with_a_lost_worker_fails(seen: list[dict[str, Any]]) -> None:
+    assert seen[2]["lost_peer"] == "left"
+    for worker in seen[:2]:
+        assert worker["lost_peer"] != "nothing was raised"

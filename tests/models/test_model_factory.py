@@ -111,7 +111,7 @@ def test_keyword_catch_all_gets_everything_but_a_width_of_none(user_module: str)
         ("mynets:plane", "has no function or class 'plane': did you mean plain?"),
         ("mynets:SIZE", "has no function or class 'SIZE'"),
         ("empty:net", "has no function or class 'net': write one"),
-        ("mynets:needs_more", "called with classes .*secret"),
+        ("mynets:needs_more", "called with classes: TypeError: .*secret"),
         ("mynets:not_a_module", "gave a list; it must return an nn.Module"),
         ("mynets:", "package.module:name"),
         (":net", "package.module:name"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from dat.evaluation import Accuracy, evaluate
 from dat.models import build_model
 from dat.optim import LAMB, Cosine, Piecewise
 from dat.threat import ThreatModel
-from dat.train import EpochRecord, Listener, Trainer
+from dat.train import EpochRecord, Listener, NotFinite, Trainer
 
 THREAT = ThreatModel(eps=0.2)
 
@@ -143,6 +144,25 @@ def test_any_torch_optimizer_will_do(world: World) -> None:
     records = trainer.fit()
     assert [record.lr for record in records] == pytest.approx([0.01, 0.001])
     assert records[1].loss < records[0].loss
+
+
+def test_broken_weights_are_neither_measured_nor_kept(world: World) -> None:
+    class Explodes(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for parameter in self.param_groups[0]["params"]:
+                parameter.data.fill_(float("inf"))
+
+    diary = Diary()
+    trainer = made(
+        world,
+        optimizer=lambda model: Explodes(model.parameters(), lr=0.1),
+        batch=1293,
+        listeners=[diary],
+    )
+    with pytest.raises(NotFinite, match=r"epoch 1: features\.0\.weight is not finite"):
+        trainer.fit()
+    assert diary.events == ["started", "ended"]
+    assert diary.best == []
 
 
 @pytest.mark.parametrize(

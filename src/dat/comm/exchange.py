@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from dat.comm.ledger import Ledger
@@ -31,7 +31,13 @@ class Exchange:
         self.world = world
         self.ledger = Ledger(world.device)
         self._last_bucket = 0.0
-        self._statistics = _running_statistics(module)
+        self._norms = [
+            norm
+            for norm in module.modules()
+            if isinstance(norm, _NormBase) and norm.running_mean is not None
+        ]
+        statistics = ((norm.running_mean, norm.running_var) for norm in self._norms)
+        self._statistics = [buffer for pair in statistics for buffer in pair if buffer is not None]
         self._ddp = DistributedDataParallel(
             module,
             device_ids=[world.device.index] if world.device.type == "cuda" else None,
@@ -56,7 +62,13 @@ class Exchange:
         rows = torch.empty((self.world.size, len(mine)), device=mine.device)
         land = self.ledger.open_flight((self.world.size - 1) * mine.nbytes)
         work = dist.all_gather(list(rows.unbind()), mine, async_op=True)
-        arrived = work.get_future().then(lambda _: land())
+
+        def arrive(gathered: torch.futures.Future[Any]) -> Tensor:
+            gathered.value()  # raises what the exchange failed with
+            land()
+            return rows
+
+        arrived = work.get_future().then(arrive)
 
         def settle() -> Tensor:
             self.ledger.expose(time.perf_counter() - self._last_bucket)
@@ -68,31 +80,35 @@ class Exchange:
 
     @torch.no_grad()
     def _average_statistics(self, rows: Tensor) -> None:
-        """Mean and variance of the union of equal samples: the law of total variance."""
-        sizes = [buffer.numel() for buffer in self._statistics]
-        columns = list(rows.split(sizes, dim=1))
-        buffers = self._statistics
-        for i in range(0, len(buffers), 2):
-            means, variances = columns[i], columns[i + 1]
-            buffers[i].copy_(means.mean(0))
-            buffers[i + 1].copy_(variances.mean(0) + means.var(0, correction=0))
+        """Make the running statistics those of all workers' shares together.
+
+        The variance of the union is the mean of the variances plus the variance of the means. The
+        running means differ between workers only by momentum * (mean of the share), as all started
+        from the same; so their variance counts 1 / momentum-fold.
+        """
+        columns = iter(rows.split([buffer.numel() for buffer in self._statistics], dim=1))
+        for norm in self._norms:
+            means, variances = next(columns), next(columns)
+            assert norm.running_mean is not None and norm.running_var is not None
+            between = means.var(0, correction=0) / _momentum(norm)
+            norm.running_mean.copy_(means.mean(0))
+            norm.running_var.copy_(variances.mean(0) + between)
 
 
-def _running_statistics(module: nn.Module) -> list[Tensor]:
-    """running_mean and running_var of every batch normalisation, in turn."""
-    found: list[Tensor] = []
-    for child in module.modules():
-        if isinstance(child, _BatchNorm) and child.running_mean is not None:
-            assert child.running_var is not None
-            found += [child.running_mean, child.running_var]
-    return found
+def _momentum(norm: _NormBase) -> float:
+    """The share that the last batch has in the running statistics."""
+    if norm.momentum is not None:
+        return norm.momentum or 1.0
+    assert norm.num_batches_tracked is not None
+    return 1.0 / max(int(norm.num_batches_tracked), 1)
 
 
 def _sum_bucket(exchange: Exchange, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP's communication hook: a dense all-reduce, the paper's HPC protocol."""
     gradient = bucket.buffer()
     workers = exchange.world.size
-    # a ring passes each of M chunks on M - 1 times to reduce and M - 1 times to spread
+    # what a ring sends: each of M chunks passes on M - 1 times to be summed and M - 1 to be spread;
+    # a test compares with the kernel's counters on gloo
     land = exchange.ledger.open_flight(2 * (workers - 1) * gradient.nbytes // workers)
     exchange._last_bucket = time.perf_counter()
     work = dist.all_reduce(gradient, async_op=True)

@@ -1,4 +1,4 @@
-"""The ledger: what was handed to the network, and the time it took. Counted, not assumed."""
+"""The ledger: bytes sent, from the tensors handed to the process group, and measured seconds."""
 
 from __future__ import annotations
 

@@ -23,6 +23,8 @@ MESSAGE_BYTES = 2048
 class WorkerError(ValueError):
     """A worker met bad input; every worker raises the same message."""
 
+    everywhere = True
+
 
 @dataclass(frozen=True)
 class World:
@@ -43,6 +45,7 @@ class World:
         backend: str = "auto",
         threads: int | None = None,
         timeout: float = 300.0,
+        deterministic: bool = True,
     ) -> World:
         """Join the workers that torchrun started, or be alone when nobody did.
 
@@ -50,9 +53,10 @@ class World:
         """
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        place = _device(device, local_rank)
+        place = _device(device, local_rank, local_size)
         if place.type == "cuda":
             torch.cuda.set_device(place)
+            torch.backends.cudnn.deterministic = deterministic
         if threads is not None or local_size > 1:
             # torchrun would leave each worker one thread; what the machine has is shared out
             torch.set_num_threads(threads or max(1, cores() // local_size))
@@ -60,6 +64,8 @@ class World:
             return cls(dist.get_rank(), dist.get_world_size(), place, dist.get_backend(), False)
         if backend == "auto":
             backend = "nccl" if place.type == "cuda" else "gloo"
+        if backend == "nccl" and place.type != "cuda":
+            raise ValueError(f"comm.backend = nccl: needs cuda, not {place.type}; use gloo or auto")
         limit = timedelta(seconds=timeout)
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             if os.environ.get("MASTER_ADDR") in LOOPBACK:
@@ -91,7 +97,10 @@ class World:
         return rows.cpu()
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do something that bad input may stop. If it fails anywhere, all workers stop alike."""
+        """Do something that bad input may stop. If it fails anywhere, all workers stop alike.
+
+        The work must be local: a collective inside it would wait for a worker that has failed.
+        """
         result, message = None, ""
         try:
             result = work()
@@ -123,13 +132,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def _device(name: str, local_rank: int) -> torch.device:
+def _device(name: str, local_rank: int, local_size: int) -> torch.device:
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("comm.device = cuda: this machine has no CUDA device; use cpu or auto")
-    return torch.device("cuda", local_rank) if name == "cuda" else device
+        name = "cuda" if devices >= local_size else "cpu"
+    if name == "cuda" and devices < local_size:
+        raise ValueError(
+            f"comm.device = cuda: this machine has {devices or 'no'} CUDA device"
+            f"{'s' * (devices != 1)} for {local_size} workers; use fewer workers, cpu or auto"
+        )
+    return torch.device("cuda", local_rank) if name == "cuda" else torch.device(name)
 
 
 def _stay_on_loopback() -> None:

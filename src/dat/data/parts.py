@@ -18,8 +18,8 @@ from torch import Tensor
 from dat.data.images import ImageData
 from dat.rng import generator
 
-PARTS = 12
-"""Divides evenly among 1, 2, 3, 4, 6 and 12 workers."""
+PARTS = 24
+"""Divides evenly among 1, 2, 3, 4, 6, 8, 12 and 24 workers."""
 
 
 def split_holdout(data: ImageData, share: float, seed: int) -> tuple[ImageData, ImageData | None]:
@@ -48,13 +48,13 @@ class Plan:
         parts = parts or default_parts(workers, batch)
         if workers > samples:
             raise ValueError(f"{workers} workers for {samples} training images: use fewer workers")
-        if parts > samples:
-            raise ValueError(f"data.parts = {parts}: there are only {samples} training images")
         if batch > samples:
             raise ValueError(
                 f"train.batch = {batch}: there are only {samples} training images, "
                 f"{samples // workers} for each of {workers} workers"
             )
+        if parts > samples:
+            raise ValueError(f"data.parts = {parts}: there are only {samples} training images")
         least = max(workers, parts)
         if batch < 2 * least and batch % math.lcm(workers, parts):
             raise ValueError(

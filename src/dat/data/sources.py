@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from dat.data.images import ImageData
 from dat.fields import did_you_mean
-from dat.imports import find_callable
+from dat.imports import call, find_callable
 from dat.rng import generator
 
+CHUNK = 1024
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -41,10 +43,23 @@ class Splits:
                 f"training data has {train.classes} classes and test data {test.classes}: "
                 "give ImageData.of both the same classes=..."
             )
-        pixels = train.images.transpose(0, 1).flatten(1).double()
-        pixels = pixels / 255 if train.images.dtype == torch.uint8 else pixels
-        std, mean = torch.std_mean(pixels, dim=1)
+        mean, std = _statistics(train.images)
         return cls(train, test, tuple(mean.tolist()), tuple(std.clamp_min(1e-3).tolist()))
+
+
+def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation by channel, a chunk at a time: doubles are large."""
+    count, total, squares = 0, torch.zeros(images.shape[1]).double(), torch.zeros(1).double()
+    for chunk in images.split(CHUNK):
+        pixels = chunk.transpose(0, 1).flatten(1).double()
+        count += pixels.shape[1]
+        total = total + pixels.sum(1)
+        squares = squares + pixels.square().sum(1)
+    mean = total / count
+    spread = (squares / count - mean.square()).clamp_min(0)
+    std = (spread * count / max(count - 1, 1)).sqrt()
+    scale = 255.0 if images.dtype == torch.uint8 else 1.0
+    return mean / scale, std / scale
 
 
 def load(name: str) -> Splits:
@@ -78,6 +93,8 @@ def digits() -> Splits:
 def _arrays(path: Path) -> Splits:
     if not path.is_file():
         raise ValueError(f"data.name = {path}: no such file")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"data.name = {path}: not an .npz file; make one with numpy.savez")
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             missing = [name for name in ARRAYS if name not in file]
@@ -115,12 +132,7 @@ def _channels_first(images: Tensor) -> Tensor:
 def _imported(name: str) -> Splits:
     """A function of the user's that returns `Splits` or a pair (train, test) of `ImageData`."""
     function = find_callable(name, what="data.name")
-    try:
-        made = function()
-    except TypeError as error:
-        raise ValueError(
-            f"data.name = {name!r}: failed when called without arguments ({error})"
-        ) from error
+    made = call(function, what=f"data.name = {name!r}")
     if isinstance(made, Splits):
         return made
     if isinstance(made, tuple) and len(made) == 2:

@@ -105,5 +105,5 @@ def _judge(
 
 @torch.no_grad()
 def _right(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    right: Tensor = model(x).argmax(1) == y
-    return right
+    logits: Tensor = model(x)
+    return (logits.argmax(1) == y) & logits.isfinite().all(1)  # NaN is no answer

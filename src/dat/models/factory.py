@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dat.fields import did_you_mean
-from dat.imports import find_callable
+from dat.imports import call, find_callable
 from dat.models.cnn import small_cnn
 from dat.models.preact_resnet import preact_resnet18
 from dat.models.resnet import resnet50
@@ -57,19 +57,11 @@ def _look_up(name: str) -> Factory:
 
 
 def _call(factory: Factory, name: str, *, sizes: dict[str, int]) -> nn.Module:
-    accepted = _accepted(factory, sizes)
-    try:
-        net: object = factory(**accepted)
-    except TypeError as error:
-        given = ", ".join(accepted) or "no arguments"
-        raise ValueError(
-            f"model.name = {name!r}: the factory failed when called with {given} ({error}); "
-            "it may take classes, channels and width, and needs a default for anything else"
-        ) from error
+    what = f"model.name = {name!r}"
+    net = call(factory, what=what, **_accepted(factory, sizes))
     if not isinstance(net, nn.Module):
         raise ValueError(
-            f"model.name = {name!r}: the factory gave a {type(net).__name__}; "
-            "it must return an nn.Module"
+            f"{what}: the factory gave a {type(net).__name__}; it must return an nn.Module"
         )
     return net
 

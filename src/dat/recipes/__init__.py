@@ -5,6 +5,7 @@ A recipe may start from another one (`base: digits`) and say only what differs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -30,7 +31,7 @@ def read(recipe: str, edits: Mapping[str, Any] | None = None) -> RunConfig:
 def _settings(recipe: str, above: tuple[str, ...]) -> dict[str, Any]:
     """A recipe's settings over those of its base; `above` are the recipes that led here."""
     if recipe.endswith((".yaml", ".yml")) and above:  # beside the file that names it
-        recipe = str(Path(above[-1]).parent / recipe)
+        recipe = os.path.normpath(Path(above[-1]).parent / recipe)
     if recipe in above:
         raise SettingError(f"recipe {recipe} is its own base: {' -> '.join((*above, recipe))}")
     try:

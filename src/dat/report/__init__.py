@@ -1,6 +1,6 @@
 """What people look at: progress while it runs, tables when it is done."""
 
-from dat.report.progress import Progress
+from dat.report.progress import Progress, counting
 from dat.report.tables import print_json, print_table, runs_table
 
-__all__ = ["Progress", "print_json", "print_table", "runs_table"]
+__all__ = ["Progress", "counting", "print_json", "print_table", "runs_table"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -15,6 +18,26 @@ from rich.progress import Progress as Bar
 from dat.train import EpochRecord, Listener, StepReport, Trainer
 
 
+def _bar(console: Console) -> Bar:
+    return Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+@contextmanager
+def counting(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar over `total` things; call what is given with how many more are done."""
+    with _bar(Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
 class Progress(Listener):
     """Shows a run on standard error, so that standard output stays the result's."""
 
@@ -22,17 +45,10 @@ class Progress(Listener):
         self._console = Console(stderr=True, highlight=False)
         self._title = title
         self._state = ""
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
+        self._bar = _bar(self._console)
 
     def started(self, trainer: Trainer) -> None:
+        self._console.quiet = not trainer.world.first  # one voice for all workers
         workers = "1 worker" if trainer.world.size == 1 else f"{trainer.world.size} workers"
         self._console.print(
             f"{self._title}: {workers}, {trainer.plan.samples} images, "

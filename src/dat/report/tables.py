@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 RUN_COLUMNS = {
     "method": "Method",
@@ -42,8 +43,8 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, note: 
         numeric = all(_is_number(row[number]) for row in rows)
         table.add_column(header, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    console.print(table, markup=False) if not rows else console.print(table)
+        table.add_row(*map(Text, row))  # plain: what users named may look like markup
+    console.print(table)
     if note:
         console.print(f"\n{note}", style="dim", markup=False)
 

@@ -13,7 +13,6 @@ events/                TensorBoard
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import sys
@@ -57,8 +56,7 @@ class RunFolder(Listener):
 
     def describe(self, config: dict[str, Any], workers: int) -> None:
         """Write down what is about to run, and where."""
-        text = yaml.safe_dump(config, sort_keys=False)
-        (self.path / CONFIG).write_text(text)
+        _write(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False))
         _write_json(self.path / "environment.json", environment(workers))
 
     def started(self, trainer: Trainer) -> None:
@@ -75,6 +73,8 @@ class RunFolder(Listener):
         self._metrics.flush()
         for key, value in values.items():
             self._events.add_scalar(key, value, record.epoch)
+        for name, ratio in trainer.trust_ratios().items():
+            self._events.add_scalar(f"trust_ratio/{name}", ratio, record.epoch)
         self._events.flush()
 
     def best_found(self, trainer: Trainer, name: str, model: nn.Module) -> None:
@@ -113,6 +113,11 @@ def environment(workers: int) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
+    _write(path, json.dumps(value, indent=2) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """Beside it, then in its place: nobody reads half a file."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(partial, path)
+    partial.write_text(text)
+    partial.replace(path)

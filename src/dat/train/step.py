@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dat.attacks import Attack, attack_mode
 from dat.comm import Exchange
@@ -18,7 +18,18 @@ from dat.threat import ThreatModel
 
 
 class NotFinite(ArithmeticError):
-    """A worker's loss became NaN or infinite."""
+    """A loss, a gradient or a weight became NaN or infinite; every worker raises it alike."""
+
+    everywhere = True
+
+
+class NoGradient(ValueError):
+    """A trainable parameter takes no part in the loss; every worker raises it alike."""
+
+    everywhere = True
+
+
+ADVICE = "the weights of the last whole epoch are kept. Lower optimizer.lr, or add schedule.warmup"
 
 
 class StepReport(NamedTuple):
@@ -77,6 +88,7 @@ def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
     # Steps 7 to 10, eq. (A3): each bucket is summed over the workers while the backward goes on.
     (outcome.loss.sum() / worker.plan.batch).backward()
     report = _report(settle(), epoch, step)
+    _check_gradient(model, epoch, step)
 
     # Step 12, eq. (A4): every worker takes the same outer step.
     worker.optimizer.step()
@@ -93,8 +105,25 @@ def _report(notes: Tensor, epoch: int, step: int) -> StepReport:
     for rank, (loss, _, _) in enumerate(notes.tolist()):
         if not math.isfinite(loss):
             raise NotFinite(
-                f"worker {rank}, epoch {epoch + 1}, step {step + 1}: the loss is {loss}; "
-                "the weights before this step are kept. Lower optimizer.lr, or add schedule.warmup"
+                f"worker {rank}, epoch {epoch + 1}, step {step + 1}: the loss is {loss}; {ADVICE}"
             )
     loss, right, count = notes.double().sum(0).tolist()
     return StepReport(loss / count, 100.0 * right / count)
+
+
+def _check_gradient(model: nn.Module, epoch: int, step: int) -> None:
+    """The summed gradient is the same at every worker, so all of them stop or none does."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    gradients = [p.grad for _, p in trained if p.grad is not None]
+    if len(gradients) < len(trained):
+        name = next(name for name, p in trained if p.grad is None)
+        raise NoGradient(
+            f"parameter {name} has no part in the loss, so it cannot be trained: "
+            "use it, or freeze it with requires_grad_(False)"
+        )
+    finite = torch.stack(torch._foreach_norm(gradients)).isfinite()
+    if not finite.all():
+        name = trained[int(finite.int().argmin())][0]
+        raise NotFinite(
+            f"epoch {epoch + 1}, step {step + 1}: the gradient of {name} is not finite; {ADVICE}"
+        )

@@ -16,10 +16,10 @@ from dat.comm import Exchange, Traffic, World
 from dat.data import ImageData, Plan
 from dat.evaluation import Accuracy, evaluate
 from dat.objectives import Adversarial, Objective
-from dat.optim import EMA, LAMB, OuterOracle, Piecewise, Schedule, set_rate
+from dat.optim import EMA, LAMB, Layerwise, OuterOracle, Piecewise, Schedule, set_rate
 from dat.rng import seeded
 from dat.threat import ThreatModel
-from dat.train.step import StepReport, Worker, dat_step
+from dat.train.step import ADVICE, NotFinite, StepReport, Worker, dat_step
 
 
 class EpochRecord(NamedTuple):
@@ -103,33 +103,46 @@ class Trainer:
             workers=self.world.size,
             seed=self.seed,
         )
-        owned = self.plan.owned(self.world.rank)
+        self._owned = self.plan.owned(self.world.rank)
+        self.data = self.data.take(self._owned)
         if isinstance(self.optimizer, OuterOracle):
-            optimizer = self.optimizer(self.model, batch=self.batch)
+            self._minimiser = self.optimizer(self.model, batch=self.batch)
         else:
-            optimizer = self.optimizer(self.model)
-        for group in optimizer.param_groups:
+            self._minimiser = self.optimizer(self.model)
+        for group in self._minimiser.param_groups:
             group.setdefault("initial_lr", group["lr"])
-        self._averaged = EMA(self.model, self.ema) if self.ema else None
+        self._averaged: EMA | None = None
         self._best: dict[str, tuple[Accuracy | None, int]] = {}
         self._best_models: dict[str, nn.Module] = {}
+
+    def trust_ratios(self) -> dict[str, float]:
+        """LALR's ratio of each adapted layer in the last step, by its name."""
+        if not isinstance(self._minimiser, Layerwise):
+            return {}
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        return {names[id(p)]: float(ratio) for p, ratio in self._minimiser.trust_ratios()}
+
+    def _connect(self) -> None:
+        """Meet the other workers; from here on all have the first one's weights."""
+        exchange = Exchange(self.model, self.world)
+        self._averaged = EMA(self.model, self.ema) if self.ema else None
         self.worker = Worker(
-            data=self.data.take(owned),
-            owned=owned,
+            data=self.data,
+            owned=self._owned,
             plan=self.plan,
             threat=self.threat,
             attack=self.attack,
             objective=self.objective,
-            exchange=Exchange(self.model, self.world),
-            optimizer=optimizer,
+            exchange=exchange,
+            optimizer=self._minimiser,
             seed=self.seed,
             augmentation=self.augmentation,
             attack_bn=self.attack_bn,
         )
-        self.data = self.worker.data
 
     def fit(self) -> list[EpochRecord]:
         """Train; afterwards `model` holds the last weights and `best_model` the best."""
+        self._connect()
         self._tell("started")
         try:
             records = [self._epoch(epoch) for epoch in range(self.epochs)]
@@ -162,6 +175,7 @@ class Trainer:
             loss, right = loss + report.loss, right + report.accuracy
             self._tell("step_ended", epoch, report)
         seconds, steps = time.perf_counter() - start, self.plan.steps
+        self._check_weights(epoch)
         record = EpochRecord(
             epoch=epoch + 1,
             lr=self.worker.optimizer.param_groups[0]["lr"],
@@ -172,6 +186,12 @@ class Trainer:
         )
         self._tell("epoch_ended", record)
         return record
+
+    def _check_weights(self, epoch: int) -> None:
+        """No broken weights are ever measured or saved; replicas are equal, so all see the same."""
+        for name, value in self.model.state_dict().items():
+            if value.is_floating_point() and not value.isfinite().all():
+                raise NotFinite(f"epoch {epoch + 1}: {name} is not finite; {ADVICE}")
 
     def _costs(self, seconds: float) -> dict[str, float]:
         """Time and traffic of the epoch's steps, over all workers."""
