@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from dat.recipes import read
+from dat.threat import ThreatModel
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -53,3 +56,23 @@ def test_the_tree_is_the_disk() -> None:
         if not path.name.startswith("__") and path.suffix in ("", ".py")
     }
     assert told == there
+
+
+def test_the_attack_of_the_extending_page_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), flags=re.DOTALL
+    )
+    (tmp_path / "noise_of_the_page.py").write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    noise = importlib.import_module("noise_of_the_page").Noise
+    x, threat = torch.rand(6, 1, 3, 3, generator=torch.Generator().manual_seed(0)), ThreatModel()
+
+    def loss(images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1).sum(1)
+
+    few, many = (noise(tries=tries)(loss, x, threat) for tries in (1, 30))
+    assert (threat.size(many, x) <= threat.eps + 1e-6).all()
+    assert (loss(many) >= loss(few)).all()
+    assert (loss(many) > loss(few)).any()
