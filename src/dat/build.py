@@ -54,7 +54,8 @@ def check_model(model: nn.Module, data: ImageData) -> None:
             shape = tuple(model(x).shape)
         except Exception as error:
             raise ValueError(
-                f"the model cannot take images of shape {tuple(x.shape[1:])} ({error})"
+                f"the model cannot take images of shape {tuple(x.shape[1:])} "
+                f"({' '.join(str(error).split())})"
             ) from error
     if shape != (2, data.classes):
         raise ValueError(
@@ -120,9 +121,9 @@ def measure(
         data = world.together(lambda: load(config.data.name))
         model = world.together(lambda: make_model(config, data))
         world.together(lambda: load_weights(model, run / f"{weights}.safetensors"))
-        with counting("evaluating", -(-len(data.test) // world.size)) as progress:
-            quiet = (lambda count: None) if not world.first else progress
-            accuracy = _test(config, model.to(world.device), data.test, world, quiet)
+        share = -(-len(data.test) // world.size)
+        with counting("evaluating", share, show=world.first) as progress:
+            accuracy = _test(config, model.to(world.device), data.test, world, progress)
         found = {
             "run": str(run),
             "weights": weights,
@@ -155,10 +156,8 @@ def read_result(run: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{run}: the run is not finished (no {RESULT} in it)")
     try:
-        result = json.loads(path.read_text())
-        known: dict[str, Any] = {"run": str(run), "method": result["method"]}
-        known |= {"attack": result["attack"]}
-        return {**known, **result}
+        result: dict[str, Any] = dict(json.loads(path.read_text()))
+        return {"run": str(run), "method": result["method"], "attack": result["attack"]} | result
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path}: not a result") from None
 

@@ -170,7 +170,7 @@ def _fail(error: Exception) -> int:
         traceback.print_exc()
         return FAILED
     rank = int(os.environ.get("RANK", 0))
-    message = "lost contact with another worker" if lost else str(error)
+    message = f"lost contact with another worker ({str(error).splitlines()[0]})" if lost else error
     if rank == 0:
         print(f"error: {message}", file=sys.stderr)
     elif getattr(error, "everywhere", False):

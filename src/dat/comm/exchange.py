@@ -59,7 +59,7 @@ class Exchange:
         """
         parts = [notes.detach().float(), *(buffer.flatten() for buffer in self._statistics)]
         mine = torch.cat(parts)
-        rows = torch.empty((self.world.size, len(mine)), device=mine.device)
+        rows = mine.new_empty((self.world.size, len(mine)))
         land = self.ledger.open_flight((self.world.size - 1) * mine.nbytes)
         work = dist.all_gather(list(rows.unbind()), mine, async_op=True)
 

@@ -31,9 +31,9 @@ def _bar(console: Console) -> Bar:
 
 
 @contextmanager
-def counting(title: str, total: int) -> Iterator[Callable[[int], None]]:
+def counting(title: str, total: int, *, show: bool) -> Iterator[Callable[[int], None]]:
     """A bar over `total` things; call what is given with how many more are done."""
-    with _bar(Console(stderr=True)) as bar:
+    with _bar(Console(stderr=True, quiet=not show)) as bar:
         task = bar.add_task(title, total=total)
         yield lambda count: bar.advance(task, count)
 
