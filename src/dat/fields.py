@@ -32,14 +32,14 @@ class Limits:
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
-    choices: tuple[str, ...] | None = None
+    choices: tuple[str, ...] | tuple[int, ...] | None = None
     finite: bool = True
     or_import: bool = False
     """A string of the form `package.module:name` is allowed beside the choices."""
 
     def __str__(self) -> str:
         if self.choices is not None:
-            words = ", ".join(self.choices)
+            words = ", ".join(map(str, self.choices))
             return f"{words}, or package.module:name" if self.or_import else f"one of {words}"
         parts = [
             f"{word} {bound:g}"
@@ -80,7 +80,7 @@ def setting(
     gt: float | None = None,
     le: float | None = None,
     lt: float | None = None,
-    choices: tuple[str, ...] | None = None,
+    choices: tuple[str, ...] | tuple[int, ...] | None = None,
     finite: bool = True,
     or_import: bool = False,
 ) -> Any:
@@ -231,7 +231,8 @@ def _checked(value: object, hint: Any, field: dataclasses.Field[Any], where: str
     if not limits.allow(converted):
         near = ""
         if limits.choices is not None:
-            match = difflib.get_close_matches(str(converted), limits.choices, n=1)
+            words = [choice for choice in limits.choices if isinstance(choice, str)]
+            match = difflib.get_close_matches(str(converted), words, n=1)
             near = f" (did you mean {match[0]}?)" if match else ""
         shown = repr(converted) if isinstance(converted, str) else show(converted)
         allowed = str(limits) or "a finite number"

@@ -1,0 +1,443 @@
+/* The fused quantizer for CPUs: measure, round at random, pack; and unpack, scale, accumulate.
+
+   A value is sent as an integer code of `bits` bits in two's complement, the first one in the lowest
+   bits of the first byte, without gaps; the values of a group share a step, and value i is
+   codes[i] * step. A group that holds NaN or infinity has an infinite step, and its codes say which
+   values are to blame: they come back as NaN, the others as 0.
+
+   dat/comm/reference.py does the same in torch and must give the same bits: every operation on
+   floats is written out there in the same order, and the build turns contraction off.
+
+   The loops are plain C, shaped so that a compiler vectorises them; each is compiled twice, for any
+   machine and for AVX2, and the machine decides at run time. */
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TILE 512 /* values that are worked on at a time: they stay in the first-level cache */
+#define SMALL_GROUP 8192 /* up to here one thread does it alone */
+#define WEYL 0x9e3779b9u
+
+enum { MAX_NORM = 0, L2_NORM = 1, GIVEN = 2 };
+enum { SET = 0, ADD = 1, SUBTRACT = 2 };
+
+#define CORE static inline __attribute__((always_inline))
+
+/* 32 random bits: a Weyl sequence over the positions, mixed by two rounds of multiply and shift with
+   the key's halves. The upper bits are the good ones. */
+CORE uint32_t mix(uint32_t weyl, uint32_t high) {
+    uint32_t x = weyl ^ weyl >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x += high;
+    x *= 0x846ca68bu;
+    return x;
+}
+
+CORE uint32_t magnitude_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits & 0x7fffffffu;
+}
+
+CORE double largest(const float *x, int n) {
+    int32_t most = 0; /* the bits of floats without a sign are ordered as the floats are, NaN last */
+    for (int i = 0; i < n; i++) {
+        int32_t bits = (int32_t)magnitude_bits(x[i]);
+        most = bits > most ? bits : most;
+    }
+    float value;
+    memcpy(&value, &most, 4);
+    return most >= 0x7f800000 ? INFINITY : value;
+}
+
+CORE double sum_of_squares(const float *x, int n) {
+    double lanes[8] = {0};
+    int i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int j = 0; j < 8; j++) lanes[j] += (double)x[i + j] * (double)x[i + j];
+    for (int j = 0; i + j < n; j++) lanes[j] += (double)x[i + j] * (double)x[i + j];
+    return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
+           ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
+/* The step that makes `measure` the highest level: rounded up, so that nothing lies beyond. */
+static float step_of(double measure, int levels) {
+    if (!(measure <= DBL_MAX)) return INFINITY;
+    double exact = measure / levels;
+    if (exact >= FLT_MAX) return FLT_MAX;
+    float step = (float)exact;
+    return (double)step < exact ? nextafterf(step, INFINITY) : step;
+}
+
+/* A value in units of the step, and at most `top` of them. */
+CORE float in_steps(float x, float inverse, float top) {
+    float v = x * inverse;
+    v = v > top ? top : v;
+    return v < -top ? -top : v;
+}
+
+/* Up to 8 bits. Added to 1.5 * 2^bits, v leaves 23 - bits places of the float's mantissa for its
+   fraction. The random bits are those of a fraction below 1, so that a unit carries over into the
+   whole part with a probability equal to the fraction of v. Bits above the code are left over. */
+CORE void quantize8(const float *x, int n, float inverse, int bits, int levels, int random,
+                    uint32_t weyl, uint32_t high, uint8_t *codes) {
+    const float top = (float)levels, base = 1.5f * (float)(1 << bits);
+    const int places = 23 - bits;
+    const uint8_t sign = (uint8_t)(1 << (bits - 1));
+    uint32_t zero;
+    memcpy(&zero, &base, 4);
+    for (int i = 0; i < n; i++, weyl += WEYL) {
+        uint32_t drawn = random ? mix(weyl, high) >> (32 - places) : 1u << (places - 1);
+        uint32_t dither = zero | drawn;
+        float sum;
+        memcpy(&sum, &dither, 4);
+        sum += in_steps(x[i], inverse, top);
+        uint32_t bits_of_sum;
+        memcpy(&bits_of_sum, &sum, 4);
+        codes[i] = (uint8_t)(bits_of_sum >> places) ^ sign;
+    }
+}
+
+/* 16 bits leave too few places for that: whole part and fraction apart. */
+CORE void quantize16(const float *x, int n, float inverse, int levels, int random, uint32_t weyl,
+                     uint32_t high, int16_t *codes) {
+    const float top = (float)levels;
+    for (int i = 0; i < n; i++, weyl += WEYL) {
+        uint32_t drawn = random ? mix(weyl, high) >> 8 : 1u << 23;
+        float v = in_steps(x[i], inverse, top);
+        int32_t level = (int32_t)v;
+        level -= (float)level > v;
+        level += (float)(int32_t)drawn * 0x1p-24f < v - (float)level;
+        codes[i] = (int16_t)level;
+    }
+}
+
+/* Eight codes in eight bytes, moved together pair by pair until they fill `bits` bytes. */
+CORE void pack(const uint8_t *codes, int n, int bits, uint8_t *out) {
+    const uint64_t keep = 0x0101010101010101u * ((1u << bits) - 1);
+    int bytes = (n * bits + 7) / 8;
+    for (int done = 0; done < bytes; done += bits, codes += 8, out += bits) {
+        uint64_t w;
+        memcpy(&w, codes, 8);
+        w &= keep;
+        w = (w & 0x00ff00ff00ff00ffu) | ((w & 0xff00ff00ff00ff00u) >> (8 - bits));
+        w = (w & 0x0000ffff0000ffffu) | ((w & 0xffff0000ffff0000u) >> (16 - 2 * bits));
+        w = (w & 0x00000000ffffffffu) | ((w >> 32) << (4 * bits));
+        if (done + 8 <= bytes)
+            memcpy(out, &w, 8);
+        else
+            memcpy(out, &w, bytes - done < bits ? bytes - done : bits);
+    }
+}
+
+CORE void unpack(const uint8_t *in, int n, int bits, int8_t *codes) {
+    const uint64_t sign = 0x0101010101010101u << (bits - 1);
+    const uint64_t low1 = 0x0001000100010001u * ((1u << bits) - 1);
+    const uint64_t low2 = 0x0000000100000001u * ((1ull << 2 * bits) - 1);
+    const uint64_t low4 = (1ull << 4 * bits) - 1;
+    int bytes = (n * bits + 7) / 8;
+    for (int done = 0; done < bytes; done += bits, codes += 8, in += bits) {
+        uint64_t w = 0;
+        if (done + 8 <= bytes)
+            memcpy(&w, in, 8);
+        else
+            memcpy(&w, in, bytes - done);
+        w = (w & low4) | ((w >> (4 * bits) & low4) << 32);
+        w = (w & low2) | ((w & low2 << 2 * bits) << (16 - 2 * bits));
+        w = (w & low1) | ((w & low1 << bits) << (8 - bits));
+        uint64_t negative = w & sign;
+        w |= (negative << (9 - bits)) - (negative << 1);
+        memcpy(codes, &w, 8);
+    }
+}
+
+#define SCALE(KIND)                                                                                \
+    if (!(step <= FLT_MAX)) {                                                                      \
+        for (int i = 0; i < n; i++) out[i] = codes[i] ? NAN : mode == SET ? 0 : out[i];            \
+    } else if (mode == SET) {                                                                      \
+        for (int i = 0; i < n; i++) out[i] = (float)codes[i] * step;                               \
+    } else if (mode == ADD) {                                                                      \
+        for (int i = 0; i < n; i++) out[i] += (float)codes[i] * step;                              \
+    } else {                                                                                       \
+        for (int i = 0; i < n; i++) out[i] -= (float)codes[i] * step;                              \
+    }
+
+/* One tile, from floats to packed codes and back. A tile starts at a multiple of 8 values of its
+   message, hence at a whole byte. */
+CORE void encode_core(const float *x, int n, float step, int bits, int levels, int random,
+                      uint64_t key, uint32_t position, uint8_t *out) {
+    int16_t wide[TILE];
+    uint8_t narrow[TILE + 8];
+    float raised[TILE];
+    uint8_t *codes = bits == 8 ? out : narrow;
+    uint32_t weyl = (uint32_t)key + position * WEYL, high = (uint32_t)(key >> 32);
+    if (step < 0x1p-100f) { /* its inverse could overflow; this is exact */
+        for (int i = 0; i < n; i++) raised[i] = x[i] * 0x1p+100f;
+        x = raised, step *= 0x1p+100f;
+    }
+    /* what comes next travels while this is computed; nothing is read beyond the end */
+    for (int i = 0; i < TILE; i += 16) __builtin_prefetch(x + TILE + i);
+    float inverse = step > 0 ? 1.0f / step : 0.0f;
+    if (!(step <= FLT_MAX))
+        for (int i = 0; i < n; i++) {
+            int broken = magnitude_bits(x[i]) >= 0x7f800000u;
+            if (bits == 16)
+                wide[i] = (int16_t)broken;
+            else
+                codes[i] = (uint8_t)broken;
+        }
+    else if (bits == 16)
+        quantize16(x, n, inverse, levels, random, weyl, high, wide);
+    else if (random)
+        quantize8(x, n, inverse, bits, levels, 1, weyl, high, codes);
+    else
+        quantize8(x, n, inverse, bits, levels, 0, weyl, high, codes);
+    if (bits == 16)
+        memcpy(out, wide, 2 * (size_t)n);
+    else if (bits < 8) {
+        memset(codes + n, 0, 8);
+        pack(codes, n, bits, out);
+    }
+}
+
+CORE void decode_core(const uint8_t *in, int n, float step, int bits, int mode, float *out) {
+    if (bits == 16) {
+        int16_t codes[TILE];
+        memcpy(codes, in, 2 * (size_t)n);
+        SCALE(int16_t)
+    } else if (bits == 8) {
+        const int8_t *codes = (const int8_t *)in;
+        SCALE(int8_t)
+    } else {
+        int8_t codes[TILE + 8];
+        unpack(in, n, bits, codes);
+        SCALE(int8_t)
+    }
+}
+
+CORE double measure_core(const float *x, int n, int norm) {
+    return norm == L2_NORM ? sum_of_squares(x, n) : largest(x, n);
+}
+
+typedef struct {
+    void (*encode)(const float *, int, float, int, int, int, uint64_t, uint32_t, uint8_t *);
+    void (*decode)(const uint8_t *, int, float, int, int, float *);
+    double (*measure)(const float *, int, int);
+} Machine;
+
+#define COMPILE(NAME, TARGET)                                                                      \
+    TARGET static void encode_##NAME(const float *x, int n, float step, int bits, int levels,      \
+                                     int random, uint64_t key, uint32_t position, uint8_t *out) {  \
+        encode_core(x, n, step, bits, levels, random, key, position, out);                         \
+    }                                                                                              \
+    TARGET static void decode_##NAME(const uint8_t *in, int n, float step, int bits, int mode,     \
+                                     float *out) {                                                 \
+        decode_core(in, n, step, bits, mode, out);                                                 \
+    }                                                                                              \
+    TARGET static double measure_##NAME(const float *x, int n, int norm) {                         \
+        return measure_core(x, n, norm);                                                           \
+    }                                                                                              \
+    static const Machine NAME = {encode_##NAME, decode_##NAME, measure_##NAME};
+
+COMPILE(any, )
+#if defined(__x86_64__)
+COMPILE(avx2, __attribute__((target("avx2"))))
+#endif
+
+static int plain = 0;
+
+/* 1: leave AVX2 alone, for tests. */
+void dat_plain(int32_t on) { plain = on; }
+
+int32_t dat_has_avx2(void) {
+#if defined(__x86_64__)
+    return !plain && __builtin_cpu_supports("avx2") != 0;
+#else
+    return 0;
+#endif
+}
+
+static const Machine *machine(void) {
+#if defined(__x86_64__)
+    if (dat_has_avx2()) return &avx2;
+#endif
+    return &any;
+}
+
+/* A stretch of the gradient and its place in a message: the same as dat.comm.message.Run. */
+typedef struct {
+    int64_t start;  /* of its first value in the gradient */
+    int64_t length; /* values */
+    int64_t group;  /* values that share a step; 0: they are sent as floats */
+    int64_t floats; /* where in the message its steps begin, or the floats */
+    int64_t codes;  /* where in the message its codes begin */
+} Run;
+
+/* What is to be done with a run. Its units are its groups or, where a group is large, tiles. */
+typedef struct {
+    const Machine *machine;
+    int bits, levels, norm, random, mode, threads;
+    uint64_t key;
+    Run run;
+    int64_t unit, units_a_group;
+    float *values; /* of the run */
+    uint8_t *steps, *codes;
+    double *parts; /* what the tiles of a large group measure */
+} Job;
+
+static Job begin(Job job, const float *x, const Run *run, const uint8_t *message) {
+    job.machine = machine();
+    job.run = *run;
+    job.unit = run->group > SMALL_GROUP ? TILE : run->group;
+    job.units_a_group = run->group ? (run->group + job.unit - 1) / job.unit : 0;
+    job.values = (float *)x + run->start;
+    job.steps = (uint8_t *)message + run->floats;
+    job.codes = (uint8_t *)message + run->codes;
+    if (run->length < SMALL_GROUP) job.threads = 1;
+    return job;
+}
+
+/* The only place that starts threads. A short job starts none: a team that changes its size is
+   expensive. */
+static void each(int64_t count, const Job *job, void (*work)(const Job *, int64_t)) {
+    if (job->threads < 2) {
+        for (int64_t i = 0; i < count; i++) work(job, i);
+        return;
+    }
+#pragma omp parallel for schedule(static) num_threads(job->threads)
+    for (int64_t i = 0; i < count; i++) work(job, i);
+}
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static int64_t groups_of(const Job *job) {
+    return (job->run.length + job->run.group - 1) / job->run.group;
+}
+
+static float step_at(const uint8_t *steps, int64_t group) {
+    float step;
+    memcpy(&step, steps + 4 * group, 4);
+    return step;
+}
+
+static void put_step(const Job *job, int64_t group, double measure) {
+    float step = step_of(job->norm == L2_NORM ? sqrt(measure) : measure, job->levels);
+    memcpy(job->steps + 4 * group, &step, 4);
+}
+
+static double join(double total, double part, int norm) {
+    if (norm == L2_NORM) return total + part;
+    return part > total ? part : total;
+}
+
+static double measure_tile(const Job *job, int64_t start, int64_t end) {
+    int n = (int)smaller(end - start, TILE);
+    return job->machine->measure(job->values + start, n, job->norm);
+}
+
+static void measure_group(const Job *job, int64_t group) {
+    int64_t start = group * job->run.group;
+    int64_t end = smaller(start + job->run.group, job->run.length);
+    double total = 0;
+    for (int64_t i = start; i < end; i += TILE)
+        total = join(total, measure_tile(job, i, end), job->norm);
+    put_step(job, group, total);
+}
+
+static void measure_part(const Job *job, int64_t tile) {
+    job->parts[tile] = measure_tile(job, tile * TILE, job->run.length);
+}
+
+/* Large groups come one to a run. Their tiles are shared out, and what these measure is joined in
+   order, so that the number of threads does not matter. */
+static void measure_run(Job job) {
+    int64_t tiles = (job.run.length + TILE - 1) / TILE;
+    int shared = job.threads > 1 && groups_of(&job) == 1;
+    job.parts = shared ? malloc(sizeof(double) * (size_t)tiles) : NULL;
+    if (!job.parts) {
+        each(groups_of(&job), &job, measure_group);
+        return;
+    }
+    each(tiles, &job, measure_part);
+    double total = 0;
+    for (int64_t i = 0; i < tiles; i++) total = join(total, job.parts[i], job.norm);
+    put_step(&job, 0, total);
+    free(job.parts);
+}
+
+static void unit_bounds(const Job *job, int64_t unit, int64_t *group, int64_t *start, int64_t *end) {
+    *group = unit / job->units_a_group;
+    *start = *group * job->run.group + unit % job->units_a_group * job->unit;
+    *end = smaller(*start + job->unit, smaller((*group + 1) * job->run.group, job->run.length));
+}
+
+static void encode_unit(const Job *job, int64_t unit) {
+    int64_t group, start, end;
+    unit_bounds(job, unit, &group, &start, &end);
+    if (job->norm != GIVEN) measure_group(job, group); /* it stays in the cache for what follows */
+    for (int64_t i = start; i < end; i += TILE)
+        job->machine->encode(job->values + i, (int)smaller(end - i, TILE),
+                             step_at(job->steps, group), job->bits, job->levels, job->random,
+                             job->key, (uint32_t)(job->run.start + i), job->codes + i * job->bits / 8);
+}
+
+static void decode_unit(const Job *job, int64_t unit) {
+    int64_t group, start, end;
+    unit_bounds(job, unit, &group, &start, &end);
+    for (int64_t i = start; i < end; i += TILE)
+        job->machine->decode(job->codes + i * job->bits / 8, (int)smaller(end - i, TILE),
+                             step_at(job->steps, group), job->bits, job->mode, job->values + i);
+}
+
+/* The steps of a message, and its floats. */
+void dat_measure(const float *x, const Run *runs, int64_t count, int32_t levels, int32_t norm,
+                 uint8_t *message, int32_t threads) {
+    const Job what = {.levels = levels, .norm = norm, .threads = threads};
+    for (const Run *run = runs; run < runs + count; run++) {
+        Job job = begin(what, x, run, message);
+        if (run->group)
+            measure_run(job);
+        else
+            memcpy(job.steps, job.values, 4 * (size_t)run->length);
+    }
+}
+
+/* A message of some runs of x. With norm GIVEN its steps and floats are there already. */
+void dat_encode(const float *x, const Run *runs, int64_t count, int32_t bits, int32_t levels,
+                int32_t norm, int32_t random, uint64_t key, uint8_t *message, int32_t threads) {
+    const Job what = {.bits = bits, .levels = levels, .norm = norm, .random = random, .key = key,
+                      .threads = threads};
+    for (const Run *run = runs; run < runs + count; run++) {
+        Job job = begin(what, x, run, message);
+        if (run->group) {
+            if (norm != GIVEN && run->group > SMALL_GROUP) {
+                measure_run(job);
+                job.norm = GIVEN;
+            }
+            each(groups_of(&job) * job.units_a_group, &job, encode_unit);
+        } else if (norm != GIVEN) {
+            memcpy(job.steps, job.values, 4 * (size_t)run->length);
+        }
+    }
+}
+
+/* out = message, out += message or out -= message, for the values of the runs. */
+void dat_decode(const uint8_t *message, const Run *runs, int64_t count, int32_t bits, int32_t mode,
+                float *out, int32_t threads) {
+    const Job what = {.bits = bits, .mode = mode, .threads = threads};
+    for (const Run *run = runs; run < runs + count; run++) {
+        Job job = begin(what, out, run, message);
+        if (run->group)
+            each(groups_of(&job) * job.units_a_group, &job, decode_unit);
+        else
+            for (int64_t i = 0; i < run->length; i++) {
+                float value = step_at(job.steps, i);
+                float *to = job.values + i;
+                *to = mode == SET ? value : mode == ADD ? *to + value : *to - value;
+            }
+    }
+}
