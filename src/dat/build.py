@@ -86,6 +86,8 @@ def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
         select_by=config.train.select_by,
         select_every=config.train.select_every,
         ema=config.train.ema,
+        quantizer=config.quantizer,
+        protocol=config.protocol,
         seed=config.seed,
         world=world,
     )

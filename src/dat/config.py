@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dat.attacks import ATTACKS, Attack
+from dat.comm import PROTOCOLS, QUANTIZERS, Protocol, Quantizer
 from dat.data import AUGMENTATIONS
 from dat.fields import SettingError, Settings, component, section, setting
 from dat.models import MODELS
@@ -97,6 +98,10 @@ class RunConfig(Settings):
     schedule: Schedule = component(SCHEDULES, "piecewise", "learning rate over the epochs")
     train: TrainConfig = section(TrainConfig, "how long, in which batches")
     evaluate: EvaluateConfig = section(EvaluateConfig, "how the result is measured")
+    quantizer: Quantizer = component(QUANTIZERS, "bucket", "in how many bits a gradient is sent")
+    protocol: Protocol = component(
+        PROTOCOLS, "default", "who sends it to whom; default is dense at 32 bits, chunked below"
+    )
     comm: CommConfig = section(CommConfig, "where the workers run and how they talk")
 
     def __post_init__(self) -> None:

@@ -3,8 +3,44 @@
 This is the only room that calls collectives.
 """
 
+from dat.comm.choice import choose
 from dat.comm.exchange import Exchange
 from dat.comm.ledger import Ledger, Traffic
+from dat.comm.protocols import (
+    PROTOCOLS,
+    Auto,
+    Chunked,
+    Default,
+    Dense,
+    Gather,
+    Protocol,
+    Ring,
+    Server,
+)
+from dat.comm.quantizer import QUANTIZERS, Buckets, PerTensor, Quantizer, WholeVector
+from dat.comm.reducer import Reducer
 from dat.comm.world import WorkerError, World
 
-__all__ = ["Exchange", "Ledger", "Traffic", "WorkerError", "World"]
+__all__ = [
+    "PROTOCOLS",
+    "QUANTIZERS",
+    "Auto",
+    "Buckets",
+    "Chunked",
+    "Default",
+    "Dense",
+    "Exchange",
+    "Gather",
+    "Ledger",
+    "PerTensor",
+    "Protocol",
+    "Quantizer",
+    "Reducer",
+    "Ring",
+    "Server",
+    "Traffic",
+    "WholeVector",
+    "WorkerError",
+    "World",
+    "choose",
+]

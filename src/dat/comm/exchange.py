@@ -1,7 +1,8 @@
 """Steps 7 to 10 of Algorithm A1: the workers' gradients become one.
 
 torch's DistributedDataParallel cuts the gradient into buckets and hands each one over as soon as
-the backward pass has filled it; the sum over the workers runs beside the rest of the backward.
+the backward pass has filled it; the sum over the workers, quantized or not, runs beside the rest of
+the backward.
 """
 
 import time
@@ -15,8 +16,16 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
+from dat.comm.choice import choose
 from dat.comm.ledger import Ledger
+from dat.comm.message import Slot
+from dat.comm.protocols import Default, Protocol
+from dat.comm.quantizer import Buckets, Quantizer
+from dat.comm.reducer import Reducer
 from dat.comm.world import World
+
+WHOLE = 1 << 20
+"""Megabytes that no gradient has: one bucket."""
 
 
 class Exchange:
@@ -26,10 +35,28 @@ class Exchange:
     gradient of the mean whatever the number of workers and however the batch divides among them.
     """
 
-    def __init__(self, module: nn.Module, world: World) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        world: World,
+        *,
+        quantizer: Quantizer | None = None,
+        protocol: Protocol | None = None,
+        seed: int = 0,
+    ) -> None:
         self.module = module
         self.world = world
         self.ledger = Ledger(world.device)
+        self._slots: dict[int, Slot] = {}
+        length = 0
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                self._slots[id(parameter)] = Slot(tuple(parameter.shape), length)
+                length += parameter.numel()
+        quantizer, protocol = choose(quantizer or Buckets(), protocol or Default(), world, length)
+        self.reducer = Reducer(
+            quantizer, protocol, world, length=length, ledger=self.ledger, seed=seed
+        )
         self._last_bucket = 0.0
         self._norms = [
             norm
@@ -43,12 +70,17 @@ class Exchange:
             device_ids=[world.device.index] if world.device.type == "cuda" else None,
             forward_sync_buffers=False,  # statistics are averaged in `share`, not overwritten
             gradient_as_bucket_view=True,
+            bucket_cap_mb=WHOLE if quantizer.whole else None,
         )
         self._ddp.register_comm_hook(self, _sum_bucket)
 
     def __call__(self, x: Tensor) -> Tensor:
         logits: Tensor = self._ddp(x)
         return logits
+
+    def begin(self, epoch: int, step: int) -> None:
+        """A new step, before its backward pass."""
+        self.reducer.begin(epoch, step)
 
     def share(self, notes: Tensor) -> Callable[[], Tensor]:
         """Begin to tell all workers this worker's `notes` (a few numbers) after a forward pass.
@@ -60,12 +92,12 @@ class Exchange:
         parts = [notes.detach().float(), *(buffer.flatten() for buffer in self._statistics)]
         mine = torch.cat(parts)
         rows = mine.new_empty((self.world.size, len(mine)))
-        land = self.ledger.open_flight((self.world.size - 1) * mine.nbytes)
+        land = self.ledger.open_flight()
         work = dist.all_gather(list(rows.unbind()), mine, async_op=True)
 
         def arrive(gathered: torch.futures.Future[Any]) -> Tensor:
             gathered.value()  # raises what the exchange failed with
-            land()
+            land((self.world.size - 1) * mine.nbytes)
             return rows
 
         arrived = work.get_future().then(arrive)
@@ -104,19 +136,7 @@ def _momentum(norm: _NormBase) -> float:
 
 
 def _sum_bucket(exchange: Exchange, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's communication hook: a dense all-reduce, the paper's HPC protocol."""
-    gradient = bucket.buffer()
-    workers = exchange.world.size
-    # what a ring sends: each of M chunks passes on M - 1 times to be summed and M - 1 to be spread;
-    # a test compares with the kernel's counters on gloo
-    land = exchange.ledger.open_flight(2 * (workers - 1) * gradient.nbytes // workers)
+    """DDP's communication hook."""
     exchange._last_bucket = time.perf_counter()
-    work = dist.all_reduce(gradient, async_op=True)
-
-    def finish(summed: torch.futures.Future[Any]) -> Tensor:
-        land()
-        total: Tensor = summed.value()[0]
-        return total
-
-    future: torch.futures.Future[Tensor] = work.get_future().then(finish)
-    return future
+    slots = [exchange._slots[id(parameter)] for parameter in bucket.parameters()]
+    return exchange.reducer.sum(bucket.index(), bucket.buffer(), slots)

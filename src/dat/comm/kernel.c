@@ -270,11 +270,12 @@ static const Machine *machine(void) {
 
 /* A stretch of the gradient and its place in a message: the same as dat.comm.message.Run. */
 typedef struct {
-    int64_t start;  /* of its first value in the gradient */
-    int64_t length; /* values */
-    int64_t group;  /* values that share a step; 0: they are sent as floats */
-    int64_t floats; /* where in the message its steps begin, or the floats */
-    int64_t codes;  /* where in the message its codes begin */
+    int64_t start;    /* of its first value in the gradient */
+    int64_t length;   /* values */
+    int64_t group;    /* values that share a step; 0: they are sent as floats */
+    int64_t floats;   /* where in the message its steps begin, or the floats */
+    int64_t codes;    /* where in the message its codes begin */
+    int64_t position; /* of its first value, for the random rounding */
 } Run;
 
 /* What is to be done with a run. Its units are its groups or, where a group is large, tiles. */
@@ -382,7 +383,8 @@ static void encode_unit(const Job *job, int64_t unit) {
     for (int64_t i = start; i < end; i += TILE)
         job->machine->encode(job->values + i, (int)smaller(end - i, TILE),
                              step_at(job->steps, group), job->bits, job->levels, job->random,
-                             job->key, (uint32_t)(job->run.start + i), job->codes + i * job->bits / 8);
+                             job->key, (uint32_t)(job->run.position + i),
+                             job->codes + i * job->bits / 8);
 }
 
 static void decode_unit(const Job *job, int64_t unit) {

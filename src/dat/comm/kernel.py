@@ -59,7 +59,7 @@ class Codec:
         if native:
             native.dat_measure(
                 *(_pointer(x), *_runs(layout), self.levels),
-                *( NORMS[self._norm], _pointer(message), self._threads),
+                *(NORMS[self._norm], _pointer(message), self._threads),
             )
         else:
             reference.measure(x, layout, self.levels, self._norm, message)

@@ -33,11 +33,11 @@ class Ledger:
         self._exposed = 0.0
         self._flights: list[tuple[object, object]] = []
 
-    def open_flight(self, sent: int) -> Callable[[], None]:
-        """An exchange begins; call what is returned when it has ended."""
+    def open_flight(self) -> Callable[[int], None]:
+        """An exchange begins; call what is returned, with the bytes sent, when it has ended."""
         start = self._clock.mark()
 
-        def land() -> None:
+        def land(sent: int) -> None:
             end = self._clock.mark()
             with self._lock:
                 self._sent += sent

@@ -6,8 +6,9 @@ packed codes. A gradient that is shared out among M workers is cut into M messag
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -30,6 +31,8 @@ class Run(NamedTuple):
     """Where in the message its steps begin, or its floats."""
     codes: int
     """Where in the message its codes begin."""
+    position: int
+    """Of its first value in the whole gradient: what the random rounding depends on."""
 
     @property
     def groups(self) -> int:
@@ -52,35 +55,47 @@ class Message:
     def size(self) -> int:
         return FLOAT * (self.steps + self.floats) + self.codes
 
+    def in_whole(self) -> Message:
+        """The same message, of values that stand at their position in the whole gradient."""
+        return replace(self, runs=tuple(run._replace(start=run.position) for run in self.runs))
+
     @cached_property
     def table(self) -> npt.NDArray[np.int64]:
         """The runs as the kernel reads them."""
         return np.array(self.runs, dtype=np.int64).reshape(-1, len(Run._fields))
 
 
+class Slot(NamedTuple):
+    """A tensor's place in the whole gradient, which does not depend on how that is cut up."""
+
+    shape: tuple[int, ...]
+    position: int
+
+    @property
+    def length(self) -> int:
+        return math.prod(self.shape)
+
+
 class Span(NamedTuple):
-    """Neighbouring values that are sent in the same way."""
+    """Neighbouring values of a bucket that are sent in the same way."""
 
     start: int
     length: int
     group: int
+    position: int
 
 
-def spans(shapes: Sequence[tuple[int, ...]], quantizer: Quantizer) -> list[Span]:
-    """The tensors of a flat gradient; those that are sent as floats are joined, and a quantizer
-    for the whole vector sees one span."""
-    found: list[Span] = []
-    start = 0
-    for shape in shapes:
-        length = int(np.prod(shape, dtype=np.int64))
-        group = 0 if quantizer.keeps(shape) else quantizer.group(length)
-        before = found[-1] if found else None
-        if before and ((group == 0 and before.group == 0) or quantizer.whole):
-            joined = before.length + length
-            found[-1] = Span(before.start, joined, group and quantizer.group(joined))
-        elif length:
-            found.append(Span(start, length, group))
-        start += length
+def spans(slots: Sequence[Slot], quantizer: Quantizer) -> list[Span]:
+    """The tensors that follow each other in a bucket; one span, if a group spans all of them."""
+    if quantizer.whole and not quantizer.dense:
+        length = sum(slot.length for slot in slots)
+        return [Span(0, length, quantizer.group(length), slots[0].position)] if length else []
+    found, start = [], 0
+    for slot in slots:
+        group = 0 if quantizer.keeps(slot.shape) else quantizer.group(slot.length)
+        if slot.length:
+            found.append(Span(start, slot.length, group, slot.position))
+        start += slot.length
     return found
 
 
@@ -90,13 +105,13 @@ def compose(parts: Sequence[Span], bits: int) -> Message:
     floats = sum(span.length for span in parts if not span.group)
     next_step, next_float, next_code = 0, FLOAT * steps, FLOAT * (steps + floats)
     runs = []
-    for start, length, group in parts:
+    for start, length, group, position in parts:
         if group:
-            runs.append(Run(start, length, group, next_step, next_code))
+            runs.append(Run(start, length, group, next_step, next_code, position))
             next_step += FLOAT * runs[-1].groups
             next_code += -(-length * bits // 8)
         else:
-            runs.append(Run(start, length, 0, next_float, next_code))
+            runs.append(Run(start, length, 0, next_float, next_code, position))
             next_float += FLOAT * length
     return Message(tuple(runs), steps, floats, next_code - FLOAT * (steps + floats))
 
@@ -118,7 +133,8 @@ def share_out(whole: Sequence[Span], quantizer: Quantizer, workers: int) -> list
             room = (share * (owner + 1) - spent) / price if owner + 1 < workers else span.length
             length = min(max(round(room / grain), 1) * grain, end - start)
             group = quantizer.group(length) if span.group else 0
-            shares[owner].append(Span(start, length, group))
+            position = span.position + start - span.start
+            shares[owner].append(Span(start, length, group, position))
             start, spent = start + length, spent + length * price
     return [compose(parts, bits) for parts in shares]
 

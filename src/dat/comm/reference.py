@@ -48,7 +48,9 @@ def encode(
         if run.group:
             steps = _floats(message, run.floats, run.groups)
             values = _grouped(x[run.start : run.start + run.length], run)
-            code = _compiled(_codes, x.device)(values, steps, run.start, bits, levels, random, key)
+            code = _compiled(_codes, x.device)(
+                values, steps, run.position, bits, levels, random, key
+            )
             packed = _pack(code.flatten()[: run.length], bits)
             message[run.codes : run.codes + len(packed)] = packed
 

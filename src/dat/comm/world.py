@@ -36,6 +36,8 @@ class World:
     backend: str
     owner: bool
     """This object made the process group, so it ends it."""
+    timeout: float = 300.0
+    """Seconds to wait for a silent worker."""
 
     @classmethod
     def join(
@@ -61,7 +63,9 @@ class World:
             # torchrun would leave each worker one thread; what the machine has is shared out
             torch.set_num_threads(threads or max(1, cores() // local_size))
         if dist.is_initialized():
-            return cls(dist.get_rank(), dist.get_world_size(), place, dist.get_backend(), False)
+            return cls(
+                dist.get_rank(), dist.get_world_size(), place, dist.get_backend(), False, timeout
+            )
         if backend == "auto":
             backend = "nccl" if place.type == "cuda" else "gloo"
         if backend == "nccl" and place.type != "cuda":
@@ -74,7 +78,7 @@ class World:
         else:
             _stay_on_loopback()
             dist.init_process_group(backend, timeout=limit, store=HashStore(), rank=0, world_size=1)
-        world = cls(dist.get_rank(), dist.get_world_size(), place, backend, True)
+        world = cls(dist.get_rank(), dist.get_world_size(), place, backend, True, timeout)
         atexit.register(world.close)  # a script that does not close it must still end cleanly
         return world
 
@@ -95,6 +99,10 @@ class World:
         rows = torch.empty((self.size, *mine.shape), dtype=mine.dtype, device=self.device)
         dist.all_gather(list(rows.unbind()), mine)
         return rows.cpu()
+
+    def meet(self) -> None:
+        """Wait until all workers are here."""
+        dist.barrier()
 
     def together(self, work: Callable[[], T]) -> T:
         """Do something that bad input may stop. If it fails anywhere, all workers stop alike.
@@ -118,7 +126,7 @@ class World:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:  # all arrive here; after an error some never would
-            dist.barrier()
+            self.meet()
         self.close()
 
     def close(self) -> None:

@@ -85,7 +85,9 @@ def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
     outcome = objective.loss(exchange, x, x_adv, y)
     settle = exchange.share(_notes(outcome, y))
 
-    # Steps 7 to 10, eq. (A3): each bucket is summed over the workers while the backward goes on.
+    # Steps 7 to 10, eq. (A3): each bucket of the gradient is quantized, summed over the workers and
+    # quantized again, as the protocol has it, while the backward goes on.
+    exchange.begin(epoch, step)
     (outcome.loss.sum() / worker.plan.batch).backward()
     report = _report(settle(), epoch, step)
     _check_gradient(model, epoch, step)

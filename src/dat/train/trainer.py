@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dat.attacks import PGD, Attack
-from dat.comm import Exchange, Traffic, World
+from dat.comm import Buckets, Default, Exchange, Protocol, Quantizer, Traffic, World
 from dat.data import ImageData, Plan
 from dat.evaluation import Accuracy, evaluate
 from dat.objectives import Adversarial, Objective
@@ -86,6 +86,10 @@ class Trainer:
     select_every: int = 1
     """Epochs from one measurement on the held-out images to the next; the last one is measured."""
     ema: float = 0.0
+    quantizer: Quantizer = field(default_factory=Buckets)
+    """In how many bits the gradient is sent; 32 unless another is asked for."""
+    protocol: Protocol = field(default_factory=Default)
+    """Who sends what to whom."""
     seed: int = 0
     world: World = field(default_factory=World.join)
     listeners: Sequence[Listener] = ()
@@ -124,7 +128,13 @@ class Trainer:
 
     def _connect(self) -> None:
         """Meet the other workers; from here on all have the first one's weights."""
-        exchange = Exchange(self.model, self.world)
+        exchange = Exchange(
+            self.model,
+            self.world,
+            quantizer=self.quantizer,
+            protocol=self.protocol,
+            seed=self.seed,
+        )
         self._averaged = EMA(self.model, self.ema) if self.ema else None
         self.worker = Worker(
             data=self.data,

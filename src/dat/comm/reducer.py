@@ -1,0 +1,198 @@
+"""The sum of the workers' gradients, bucket by bucket, while the backward pass goes on.
+
+Two threads, one for each stage of a protocol, take the buckets in the order in which they come. A
+collective must not be called from a callback of another: as soon as two buckets are under way, the
+order of the calls would differ from worker to worker, and all of them would wait for ever.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from dat.comm.ledger import Ledger
+from dat.comm.message import Slot
+from dat.comm.protocols import Dense, Protocol
+from dat.comm.quantizer import Quantizer
+from dat.comm.routes import Bucket, Keys, Memory, Route, ring_bytes
+from dat.comm.world import World
+from dat.rng import derive
+
+
+@dataclass
+class Job:
+    """A bucket under way."""
+
+    gradient: Tensor
+    """Where it came from and where the sum goes."""
+    work: Tensor
+    """The same as float32, in the order of the route's slots."""
+    route: Route
+    keys: Keys
+    future: "Future[Tensor]"
+    ready: Any = None
+    """On CUDA: recorded where the gradient was complete."""
+    pieces: Sequence[tuple[Tensor, Tensor]] = ()
+    """Where these two differ: every tensor of the gradient, there and here."""
+
+
+class Reducer:
+    """Sums gradients over the workers by a protocol; all workers hand over the same buckets."""
+
+    def __init__(
+        self,
+        quantizer: Quantizer,
+        protocol: Protocol,
+        world: World,
+        *,
+        length: int,
+        ledger: Ledger,
+        seed: int = 0,
+    ) -> None:
+        protocol.check(quantizer, world.size)
+        self.quantizer, self.protocol, self.world = quantizer, protocol, world
+        self.ledger, self.seed = ledger, seed
+        self.memories: tuple[Memory, Memory] | None = None
+        if quantizer.error_feedback and not quantizer.dense:
+            self.memories = Memory(length, world.device), Memory(length, world.device)
+        self._routes: dict[int, tuple[Sequence[Slot], Route]] = {}
+        self._lanes: list[_Lane] = []
+        if not isinstance(protocol, Dense):
+            self._lanes = self._start_lanes()
+        self.begin(0, 0)
+
+    def begin(self, epoch: int, step: int) -> None:
+        """A new step, with random numbers of its own."""
+        own = derive(self.seed, "quantize", epoch, step, self.world.rank)
+        self._keys = Keys(own, derive(self.seed, "quantize again", epoch, step))
+
+    def sum(self, index: int, gradient: Tensor, slots: Sequence[Slot]) -> "Future[Tensor]":
+        """Begin to turn bucket number `index` into its sum; the future gives the same tensor."""
+        if isinstance(self.protocol, Dense):
+            return self._sum_dense(gradient)
+        job = self._job(index, gradient, slots)
+        self._lanes[0].queue.put(job)
+        return job.future
+
+    def close(self) -> None:
+        """End the threads, after what is under way."""
+        for lane in self._lanes:
+            lane.queue.put(None)
+            lane.join()
+        self._lanes = []
+
+    def _sum_dense(self, gradient: Tensor) -> "Future[Tensor]":
+        land = self.ledger.open_flight()
+        work = dist.all_reduce(gradient, async_op=True)
+
+        def finish(summed: "Future[Any]") -> Tensor:
+            total: Tensor = summed.value()[0]  # raises what the exchange failed with
+            land(ring_bytes(gradient, self.world.size))
+            return total
+
+        return work.get_future().then(finish)
+
+    def _job(self, index: int, gradient: Tensor, slots: Sequence[Slot]) -> Job:
+        cuda = self.world.device.type == "cuda"
+        devices = [self.world.device] if cuda else []
+        ready = torch.cuda.current_stream().record_event() if cuda else None
+        future: Future[Tensor] = Future(devices=devices)
+        ordered = sorted(slots, key=lambda slot: slot.position) if self.quantizer.whole else slots
+        route = self._route(index, ordered)
+        if ordered == slots and gradient.dtype == torch.float32:
+            return Job(gradient, gradient, route, self._keys, future, ready)
+        work = torch.empty(len(gradient), device=gradient.device)
+        pieces = _pieces(gradient, slots, work, ordered)
+        return Job(gradient, work, route, self._keys, future, ready, pieces)
+
+    def _route(self, index: int, slots: Sequence[Slot]) -> Route:
+        """DDP cuts the gradient anew after the first step; then a bucket gets a new route."""
+        found = self._routes.get(index)
+        if found is None or found[0] != slots:
+            bucket = Bucket(slots, self.quantizer, self.world, self.memories)
+            found = slots, self.protocol.route(bucket)
+            self._routes[index] = found
+        return found[1]
+
+    def _start_lanes(self) -> "list[_Lane]":
+        def collect(job: Job, group: dist.ProcessGroup) -> int:
+            for there, here in job.pieces:
+                here.copy_(there)
+            return job.route.collect(job.work, job.keys, group)
+
+        def spread(job: Job, group: dist.ProcessGroup) -> int:
+            sent = job.route.spread(job.work, group)
+            for there, here in job.pieces:
+                there.copy_(here)
+            return sent
+
+        def both(job: Job, group: dist.ProcessGroup) -> int:
+            return collect(job, group) + spread(job, group)
+
+        # on CUDA a collective is only enqueued; two communicators that wait for each other's
+        # kernels could block for ever, so there is one
+        stages = [both] if self.world.device.type == "cuda" else [collect, spread]
+        lanes: list[_Lane] = []
+        for stage in reversed(stages):
+            lanes.insert(0, _Lane(stage, self.world, self.ledger, lanes[0] if lanes else None))
+        return lanes
+
+
+class _Lane(threading.Thread):
+    """One stage: a thread that takes the buckets in order, with a process group of its own."""
+
+    def __init__(
+        self,
+        stage: Callable[[Job, dist.ProcessGroup], int],
+        world: World,
+        ledger: Ledger,
+        following: "_Lane | None",
+    ) -> None:
+        super().__init__(daemon=True)
+        self.queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._stage, self._world, self._ledger = stage, world, ledger
+        self._following = following
+        self._group = dist.new_group(timeout=timedelta(seconds=world.timeout))
+        self.start()
+
+    def run(self) -> None:
+        if self._world.device.type == "cuda":
+            torch.cuda.set_device(self._world.device)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                self._serve()
+        else:
+            self._serve()
+
+    def _serve(self) -> None:
+        while (job := self.queue.get()) is not None:
+            try:
+                if job.ready is not None:
+                    job.ready.wait()
+                land = self._ledger.open_flight()
+                land(self._stage(job, self._group))
+                if self._following:
+                    self._following.queue.put(job)
+                else:
+                    job.future.set_result(job.gradient)
+            except Exception as error:
+                job.future.set_exception(error)
+
+
+def _pieces(
+    gradient: Tensor, slots: Sequence[Slot], work: Tensor, ordered: Sequence[Slot]
+) -> list[tuple[Tensor, Tensor]]:
+    """The views of the same tensors in two orders."""
+
+    def views(flat: Tensor, order: Sequence[Slot]) -> dict[int, Tensor]:
+        cut = flat.split([slot.length for slot in order])
+        return {slot.position: view for slot, view in zip(order, cut, strict=True)}
+
+    inner = views(work, ordered)
+    return [(view, inner[position]) for position, view in views(gradient, slots).items()]
