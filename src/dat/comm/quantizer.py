@@ -3,8 +3,8 @@
 A value is sent as a whole number of steps, rounded up or down at random so that its expectation is
 the value (Alistarh et al. 2017, QSGD). Values that share a step form a group; what differs between
 the quantizers is how large a group is and by which norm its step is chosen. The noise that is added
-grows with the group: over a whole ResNet-50 gradient the paper's 8 bits add ten times the gradient's
-own energy, over buckets of 512 values 4 bits add a twentieth.
+grows with the group: over a whole ResNet-50 gradient the paper's 8 bits add several times the
+gradient's own energy, over buckets of 512 values 4 bits add a twentieth of it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Quantizer(Settings):
     @property
     def levels(self) -> int:
         """s of the paper: steps on either side of zero. With the sign they fill the bits."""
-        return 2 ** (self.bits - 1) - 1
+        return (1 << (self.bits - 1)) - 1
 
     @property
     def scale(self) -> str:

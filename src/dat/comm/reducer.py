@@ -97,11 +97,12 @@ class Reducer:
             land(ring_bytes(gradient, self.world.size))
             return total
 
-        return work.get_future().then(finish)
+        future: Future[Tensor] = work.get_future().then(finish)
+        return future
 
     def _job(self, index: int, gradient: Tensor, slots: Sequence[Slot]) -> Job:
         cuda = self.world.device.type == "cuda"
-        devices = [self.world.device] if cuda else []
+        devices: list[int | str | torch.device] = [self.world.device] if cuda else []
         ready = torch.cuda.current_stream().record_event() if cuda else None
         future: Future[Tensor] = Future(devices=devices)
         ordered = sorted(slots, key=lambda slot: slot.position) if self.quantizer.whole else slots
@@ -182,7 +183,7 @@ class _Lane(threading.Thread):
                 else:
                     job.future.set_result(job.gradient)
             except Exception as error:
-                job.future.set_exception(error)
+                job.future.set_exception(error)  # type: ignore[arg-type]  # torch's own mistake
 
 
 def _pieces(

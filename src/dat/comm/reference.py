@@ -95,7 +95,8 @@ def _length(x: Tensor, group: int) -> Tensor:
     lanes = tiles.unflatten(2, (-1, LANES)).cumsum(2)[:, :, -1]
     a, b, c, d, e, f, g, h = lanes.unbind(-1)
     sums = ((a + e) + (c + g)) + ((b + f) + (d + h))
-    return sums.cumsum(1)[:, -1].sqrt()
+    length: Tensor = sums.cumsum(1)[:, -1].sqrt()
+    return length
 
 
 def _codes(
@@ -147,7 +148,8 @@ def _pack(code: Tensor, bits: int) -> Tensor:
     eights = _padded(code.long() & (2**bits - 1), 8).view(-1, 8)
     words = (eights << places).sum(1, keepdim=True)
     whole = (words >> torch.arange(0, 8 * bits, 8, device=code.device)) & 0xFF
-    return whole.to(torch.uint8).flatten()[: -(-len(code) * bits // 8)]
+    packed: Tensor = whole.to(torch.uint8).flatten()[: -(-len(code) * bits // 8)]
+    return packed
 
 
 def _unpack(packed: Tensor, length: int, bits: int) -> Tensor:
