@@ -161,7 +161,8 @@ def _unpack(packed: Tensor, length: int, bits: int) -> Tensor:
     words = (groups << torch.arange(0, 8 * bits, 8, device=packed.device)).sum(1, keepdim=True)
     code = (words >> (torch.arange(8, device=packed.device) * bits)) & (2**bits - 1)
     sign = 1 << (bits - 1)
-    return ((code ^ sign) - sign).flatten()[:length].int()
+    signed: Tensor = ((code ^ sign) - sign).flatten()[:length].int()
+    return signed
 
 
 def _grouped(x: Tensor, run: Run) -> Tensor:

@@ -119,7 +119,7 @@ class GatherRoute(Route):
         return 0
 
     def spread(self, x: Tensor, group: dist.ProcessGroup) -> int:
-        dist.all_gather_into_tensor(self.received.flatten(), self.sent, group=group)
+        dist.all_gather_single(self.received.flatten(), self.sent, group=group)
         self._add_up(x, self.layout, self.received)
         return (self.world.size - 1) * self.sent.nbytes
 
@@ -173,7 +173,7 @@ class ChunkedRoute(Route):
         return (self.world.size - 1) * self.own.nbytes
 
     def spread(self, x: Tensor, group: dist.ProcessGroup) -> int:
-        dist.all_gather_into_tensor(self.out.flatten(), self.own, group=group)
+        dist.all_gather_single(self.out.flatten(), self.own, group=group)
         for layout, message in zip(self.layouts, self.out, strict=True):
             self.codec.decode(message, layout, x)
         return (self.world.size - 1) * self.own.nbytes
