@@ -5,9 +5,9 @@
 
 The task of fashion.yaml (Fashion-MNIST, a small CNN, PGD-3) at a batch of 300, LAMB at one learning
 rate for all. One-sided: the workers quantize (gather). Two-sided: what they sum is quantized again
-(chunked, and the paper's server). The data, the attack's random numbers and the initial weights of a
-seed are the same for all rows, so rows are compared seed by seed as well: the difference to 32 bits
-with its 95 % interval (Student's t).
+(chunked, and the paper's server). Data, initial weights and the attack's random numbers of a seed
+are the same for all rows, so rows are compared seed by seed as well: the difference to 32 bits with
+its 95 % interval (Student's t).
 """
 
 from __future__ import annotations

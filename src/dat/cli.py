@@ -139,6 +139,42 @@ def _config(arguments: argparse.Namespace, words: list[str]) -> int:
     return 0
 
 
+def _bench_comm(arguments: argparse.Namespace, words: list[str]) -> int:
+    from dat.bench import CommPlan, bench_comm, measure_comm, show_comm
+    from dat.report import check_picture
+
+    names = ("model", "values", "bits", "protocols", "quantizer", "repeats", "threads")
+    plan = CommPlan(**{name: getattr(arguments, name) for name in names})
+    if arguments.plot:
+        check_picture(arguments.plot)
+    if not is_worker():
+        rows = bench_comm(plan, arguments.workers or 2, arguments.link, words)
+    elif arguments.link and not arguments.result:
+        raise ValueError("--link: makes hosts on one machine; leave it out under a launcher")
+    else:
+        rows = measure_comm(plan, arguments.result)
+    if rows:
+        show_comm(rows, as_json=arguments.json, plot=arguments.plot)
+    return 0
+
+
+def _bench_quantizer(arguments: argparse.Namespace, words: list[str]) -> int:
+    from dat.bench import bench_quantizer, show_quantizer
+    from dat.report import check_picture
+
+    if arguments.plot:
+        check_picture(arguments.plot)
+    rows = bench_quantizer(
+        arguments.bits,
+        arguments.quantizers,
+        values=arguments.values,
+        repeats=arguments.repeats,
+        threads=arguments.threads,
+    )
+    show_quantizer(rows, as_json=arguments.json, plot=arguments.plot)
+    return 0
+
+
 def _starts_workers(arguments: argparse.Namespace) -> bool:
     """This process only starts others; under a launcher it is itself a worker."""
     if is_worker():
@@ -248,7 +284,72 @@ def _parser() -> argparse.ArgumentParser:
         "  dat config digits\n  dat config digits optimizer.name=sgd",
     )
     _recipe_arguments(config)
+    bench = commands.add_parser("bench", help="measure communication and quantizers")
+    _teach(bench, "Measure on this machine what an exchange costs.", "")
+    commands = bench.add_subparsers(metavar="WHAT", required=True)
+    _bench_comm_arguments(
+        add(
+            "comm",
+            _bench_comm,
+            "sum a gradient over workers by every protocol: seconds and bytes",
+            "  dat bench comm --workers 4 --link 1gbit,10gbit,unshaped\n"
+            "  dat bench comm --workers 6 --quantizer vector --bits 32,16,8 "
+            "--protocols gather,server\n"
+            "  torchrun --nnodes 6 ... -m dat bench comm       on a cluster of your own",
+        )
+    )
+    _bench_quantizer_arguments(
+        add(
+            "quantizer",
+            _bench_quantizer,
+            "encode and decode a gradient: speed beside a copy, size, noise",
+            "  dat bench quantizer --bits 8,4,2\n  dat bench quantizer --plot speed.png",
+        )
+    )
     return parser
+
+
+def _bench_comm_arguments(comm: argparse.ArgumentParser) -> None:
+    _workers_argument(comm)
+    comm.add_argument("--model", default="resnet50", help="whose gradient (resnet50)")
+    comm.add_argument("--values", type=_count, metavar="N", help="a gradient of N values instead")
+    comm.add_argument("--bits", type=_counts, default=(32, 8, 4), help="e.g. 32,8,4")
+    comm.add_argument(
+        "--protocols",
+        type=_words,
+        default=("dense", "gather", "server", "chunked", "ring"),
+        help="e.g. dense,chunked (all)",
+    )
+    comm.add_argument("--quantizer", default="bucket", help="bucket, tensor or vector (bucket)")
+    comm.add_argument(
+        "--link",
+        type=_words,
+        default=(),
+        help="hosts of their own with such links: 100mbit, 1gbit, 2.5gbit, 10gbit, 25gbit, "
+        "unshaped; several with commas; needs root (workers on the loopback interface)",
+    )
+    comm.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    _measuring_arguments(comm)
+
+
+def _bench_quantizer_arguments(quantizer: argparse.ArgumentParser) -> None:
+    quantizer.add_argument(
+        "--values", type=_count, default=25_000_000, metavar="N", help="how many (25e6)"
+    )
+    quantizer.add_argument("--bits", type=_counts, default=(16, 8, 4, 3, 2), help="e.g. 8,4,2")
+    quantizer.add_argument(
+        "--quantizers",
+        type=_words,
+        default=("bucket", "tensor", "vector"),
+        help="e.g. bucket,vector (all)",
+    )
+    _measuring_arguments(quantizer)
+
+
+def _measuring_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repeats", type=_positive, default=5, metavar="N", help="(5)")
+    parser.add_argument("--threads", type=_positive, metavar="N", help="CPU threads a process")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
 
 
 def _train_arguments(train: argparse.ArgumentParser) -> None:
@@ -293,6 +394,25 @@ def _workers_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=_positive, metavar="M", help="worker processes on this machine (1)"
     )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(map(_positive, _words(text)))
+
+
+def _count(text: str) -> int:
+    """A whole number that may be large: 25e6."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value.is_integer() or value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, at least 1")
+    return int(value)
 
 
 def _positive(text: str) -> int:

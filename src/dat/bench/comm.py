@@ -1,0 +1,253 @@
+"""`dat bench comm`: how long workers take to sum a gradient, and what they send."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dat.bench.link import Host, check_link, testbed
+from dat.comm import PROTOCOLS, QUANTIZERS, Ledger, Protocol, Quantizer, Reducer, World
+from dat.comm.message import Slot
+from dat.fields import SettingError
+from dat.models import build_model
+from dat.report import counting
+
+BUCKET = 25 * 2**20 // 4
+"""Values in a bucket, as DDP cuts a gradient."""
+
+
+@dataclass(frozen=True)
+class CommPlan:
+    """What to measure."""
+
+    model: str = "resnet50"
+    values: int | None = None
+    """The length of the gradient, instead of a model's."""
+    bits: tuple[int, ...] = (32, 8, 4)
+    protocols: tuple[str, ...] = ("dense", "gather", "server", "chunked", "ring")
+    quantizer: str = "bucket"
+    repeats: int = 5
+    threads: int | None = None
+
+    def cases(self, workers: int) -> list[tuple[str, Quantizer, Protocol]]:
+        """Every protocol with every number of bits that it can do."""
+        found = []
+        for bits in self.bits:
+            quantizer = make_quantizer(self.quantizer, bits)
+            for name in self.protocols:
+                if name not in PROTOCOLS or name in ("default", "auto"):
+                    known = [known for known in PROTOCOLS if known not in ("default", "auto")]
+                    raise SettingError(f"protocol {name!r}: must be one of {', '.join(known)}")
+                protocol = PROTOCOLS[name]()
+                try:
+                    protocol.check(quantizer, workers)
+                except SettingError:
+                    continue
+                found.append((name, quantizer, protocol))
+        if not found:
+            raise SettingError("none of these protocols can do any of these bits")
+        return found
+
+    def slots(self) -> list[Slot]:
+        """The tensors of the gradient, in the order in which a backward pass fills them."""
+        if self.values is not None:
+            shapes: list[tuple[int, ...]] = [(1, self.values)]
+        else:
+            network = build_model(self.model, 1000, channels=3)
+            shapes = [tuple(p.shape) for p in network.parameters()]
+        slots, position = [], 0
+        for shape in shapes:
+            slots.append(Slot(shape, position))
+            position += math.prod(shape)
+        return slots[::-1]
+
+
+def make_quantizer(name: str, bits: int) -> Quantizer:
+    if name not in QUANTIZERS:
+        raise SettingError(f"quantizer {name!r}: must be one of {', '.join(QUANTIZERS)}")
+    return QUANTIZERS[name].read({"bits": bits}, "quantizer")
+
+
+def quantizer_name(quantizer: Quantizer) -> str:
+    return next(name for name, kind in QUANTIZERS.items() if type(quantizer) is kind)
+
+
+def bench_comm(
+    plan: CommPlan, workers: int, links: Sequence[str], words: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Measure on M local processes, for each link on hosts of their own; `words` is the command
+    that a worker runs."""
+    plan.cases(workers)  # a wrong one is told before anything starts
+    rows = []
+    for link in links:
+        check_link(link)
+    for link in links or ("loopback",):
+        with tempfile.TemporaryDirectory() as folder:
+            result = Path(folder) / "result.json"
+            command = [*words, "--result", str(result)]
+            if link == "loopback":
+                _run_workers([None] * workers, command, "127.0.0.1", "lo")
+            else:
+                with testbed(workers, link) as hosts:
+                    _run_workers(hosts, command, hosts[0].address, "eth0")
+            rows += [row | {"link": link} for row in json.loads(result.read_text())]
+    return rows
+
+
+def measure_comm(plan: CommPlan, result: Path | None = None) -> list[dict[str, Any]] | None:
+    """What one worker does; the first one gets the rows, or writes them to `result`."""
+    with World.join(threads=plan.threads) as world:
+        cases, slots = plan.cases(world.size), plan.slots()
+        length = sum(slot.length for slot in slots)
+        generator = torch.Generator().manual_seed(world.rank)
+        gradient = torch.randn(length, generator=generator).to(world.device)
+        ledger = Ledger(world.device)
+        readings: list[list[tuple[float, int, int]]] = [[] for _ in cases]
+        total = len(cases) * (plan.repeats + 1)
+        with counting("exchanging", total, show=world.first) as progress:
+            for case, (_, quantizer, protocol) in enumerate(cases):
+                reducer = Reducer(quantizer, protocol, world, length=length, ledger=ledger)
+                buckets = [slots] if quantizer.whole else _buckets(slots)
+                for _ in range(plan.repeats + 1):
+                    readings[case].append(_exchange(reducer, gradient.clone(), buckets))
+                    progress(1)
+                reducer.close()
+        mine = torch.tensor([case[1:] for case in readings], dtype=torch.float64)
+        everyone = world.gather(mine)  # worker, case, repeat, reading
+        if not world.first:
+            return None
+        rows = [
+            {"link": "as launched"} | _row(name, quantizer, length, everyone[:, number])
+            for number, (name, quantizer, _) in enumerate(cases)
+        ]
+        if result:
+            result.write_text(json.dumps(rows))
+            return None
+        return rows
+
+
+def _exchange(
+    reducer: Reducer, gradient: torch.Tensor, buckets: Sequence[Sequence[Slot]]
+) -> tuple[float, int, int]:
+    """Seconds, bytes by the ledger, bytes by the kernel's counter, of one exchange from a start at
+    the same time; nothing is hidden behind a backward pass."""
+    world = reducer.world
+    reducer.ledger.close()
+    world.meet()
+    before, start = _counter(), time.perf_counter()
+    begins, futures = 0, []
+    for number, slots in enumerate(buckets):
+        length = sum(slot.length for slot in slots)
+        futures.append(reducer.sum(number, gradient[begins : begins + length], slots))
+        begins += length
+    for future in futures:
+        future.wait()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    world.meet()
+    return seconds, reducer.ledger.close().sent, _counter() - before
+
+
+def _buckets(slots: Sequence[Slot]) -> list[list[Slot]]:
+    """Cut as DDP would; a single large tensor is cut as well, to be sent in a pipeline."""
+    buckets: list[list[Slot]] = [[]]
+    for slot in slots:
+        pieces = [slot]
+        if len(slots) == 1:
+            pieces = [
+                Slot((1, min(BUCKET, slot.length - at)), slot.position + at)
+                for at in range(0, slot.length, BUCKET)
+            ]
+        for piece in pieces:
+            held = sum(other.length for other in buckets[-1])
+            if held and held + piece.length > BUCKET:
+                buckets.append([])
+            buckets[-1].append(piece)
+    return buckets
+
+
+def _row(name: str, quantizer: Quantizer, length: int, readings: torch.Tensor) -> dict[str, Any]:
+    """One line of the table from worker x repeat x (seconds, sent, counted)."""
+    slowest = readings[:, :, 0].amax(0).tolist()
+    sent, counted = readings[:, -1, 1], readings[:, :, 2].median(1).values
+    row = {
+        "workers": len(readings),
+        "values": length,
+        "protocol": name,
+        "bits": quantizer.bits,
+        "seconds": statistics.median(slowest),
+        "all_seconds": slowest,
+        "bytes": int(sent.sum()),
+        "bytes_busiest": int(sent.max()),
+    }
+    return row | {"bytes_interface": int(counted.sum())} if counted.sum() else row
+
+
+def _counter() -> int:
+    """Bytes that left this host's interface, as the kernel counts them, if that is its own."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    path = Path("/proc/net/dev")
+    if name == "lo" or not path.exists():
+        return 0
+    for line in path.read_text().splitlines():
+        interface, colon, numbers = line.partition(":")
+        if colon and interface.strip() == name:
+            return int(numbers.split()[8])
+    return 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _run_workers(
+    hosts: Sequence[Host | None], command: Sequence[str], address: str, interface: str
+) -> None:
+    """Start `dat COMMAND` once a host, as torchrun would, and wait; if one fails, end all."""
+    port = _free_port()
+    running: list[subprocess.Popen[str]] = []
+    try:
+        for rank, host in enumerate(hosts):
+            environment = os.environ | {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(hosts)),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(len(hosts)),
+                "MASTER_ADDR": address,
+                "MASTER_PORT": str(port),
+                "GLOO_SOCKET_IFNAME": interface,
+                "OMP_NUM_THREADS": "1",
+                "DAT_LAUNCHED": "1",
+            }
+            words = [sys.executable, "-m", "dat", *command]
+            running.append(
+                subprocess.Popen(host.command(words) if host else words, env=environment, text=True)
+            )
+        while any(process.poll() is None for process in running):
+            if any(process.returncode for process in running):
+                break
+            time.sleep(0.05)
+        for rank, process in enumerate(running):
+            if process.returncode:
+                raise OSError(f"worker {rank} of the measurement ended with {process.returncode}")
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+            process.wait()

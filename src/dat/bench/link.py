@@ -1,0 +1,145 @@
+"""Several hosts on one machine: network namespaces with links of a given rate between them.
+
+Each host is a namespace with one interface, eth0, on a switch (a bridge in a namespace of its own).
+A token bucket at both ends of the cable keeps each direction to the rate. Nothing outside these
+namespaces is touched, and they are removed whatever happens; what a killed process left behind is
+removed by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+PREFIX = "dat"
+RATES = {"100mbit": 1e8, "1gbit": 1e9, "2.5gbit": 2.5e9, "10gbit": 1e10, "25gbit": 2.5e10}
+"""Bits a second of the links that there are names for."""
+UNSHAPED = "unshaped"
+SUBNET = "10.211.0"
+MOST = 200
+
+
+@dataclass(frozen=True)
+class Host:
+    """A namespace that stands for a machine."""
+
+    namespace: str
+    address: str
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """The command line that runs `words` on this host."""
+        return ["ip", "netns", "exec", self.namespace, *words]
+
+
+@contextmanager
+def testbed(hosts: int, rate: str) -> Iterator[list[Host]]:
+    """Hosts on a switch, each with a link of `rate`; unshaped is as fast as the machine."""
+    _check(hosts, rate)
+    _remove_stale()
+    prefix = f"{PREFIX}{os.getpid()}"
+    made = [Host(f"{prefix}h{i}", f"{SUBNET}.{i + 1}") for i in range(hosts)]
+    switch = f"{prefix}switch"
+    with _ends_on_signal():
+        try:
+            _build(switch, made, rate)
+            yield made
+        finally:
+            for namespace in [*(host.namespace for host in made), switch]:
+                _remove(namespace)
+
+
+def check_link(name: str) -> None:
+    if name not in (*RATES, UNSHAPED):
+        raise ValueError(f"link {name!r}: must be one of {', '.join((*RATES, UNSHAPED))}")
+
+
+def _check(hosts: int, rate: str) -> None:
+    check_link(rate)
+    if not 1 <= hosts <= MOST:
+        raise ValueError(f"{hosts} hosts: must be 1 to {MOST}")
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise ValueError(f"--link needs {' and '.join(missing)}: install iproute2")
+    if os.geteuid() != 0:
+        raise ValueError("--link makes network namespaces, which only root may: use sudo")
+
+
+def _build(switch: str, hosts: Sequence[Host], rate: str) -> None:
+    _ip("netns", "add", switch)
+    _ip("-n", switch, "link", "add", "br0", "type", "bridge")
+    _ip("-n", switch, "link", "set", "br0", "up")
+    for number, host in enumerate(hosts):
+        port = f"port{number}"
+        _ip("netns", "add", host.namespace)
+        _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0",
+            "netns", host.namespace)  # fmt: skip
+        _ip("-n", switch, "link", "set", port, "master", "br0", "up")
+        _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
+        _ip("-n", host.namespace, "link", "set", "lo", "up")
+        _ip("-n", host.namespace, "link", "set", "eth0", "up")
+        if rate != UNSHAPED:
+            _shape(host.namespace, "eth0", rate)
+            _shape(switch, port, rate)
+
+
+def _shape(namespace: str, interface: str, rate: str) -> None:
+    """Hold one direction to the rate; a burst is what passes in a millisecond, at least a packet
+    of the largest size that the kernel hands over."""
+    burst = max(int(RATES[rate] / 8 * 1e-3), 70_000)
+    _run("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root",
+         "tbf", "rate", rate, "burst", str(burst), "latency", "100ms")  # fmt: skip
+
+
+def _remove_stale() -> None:
+    """The namespaces of owners that are gone."""
+    for line in _run("ip", "netns", "list").splitlines():
+        name = line.split()[0]
+        owner = re.fullmatch(rf"{PREFIX}(\d+)(h\d+|switch)", name)
+        if owner and not os.path.exists(f"/proc/{owner[1]}"):
+            _remove(name)
+
+
+def _remove(namespace: str) -> None:
+    """End what runs in it, then the namespace; one that was never made is no error."""
+    pids = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True)
+    for pid in pids.stdout.split():
+        try:
+            os.kill(int(pid), signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
+
+
+@contextmanager
+def _ends_on_signal() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the work as Ctrl-C does, so that the namespaces are removed."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ip(*words: str) -> str:
+    return _run("ip", *words)
+
+
+def _run(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
