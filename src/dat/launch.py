@@ -7,8 +7,11 @@ import logging
 import os
 import signal
 import sys
+import threading
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 LAUNCHED = "DAT_LAUNCHED"
 """Set for workers that `launch` started, to tell them from torchrun's."""
@@ -42,6 +45,8 @@ def launch(workers: int, command: Sequence[str]) -> int:
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(),
     )
+    over = threading.Event()
+    threading.Thread(target=_wake_the_stopped, args=(over,), daemon=True).start()
     try:
         elastic_launch(config, sys.executable)("-m", "dat", *command)
     except ChildFailedError as error:
@@ -55,8 +60,31 @@ def launch(workers: int, command: Sequence[str]) -> int:
         print(f"error: interrupted by {received.sigval.name}", file=sys.stderr)
         return 128 + received.sigval
     finally:
+        over.set()
         del os.environ[LAUNCHED]
     return 0
+
+
+def _wake_the_stopped(over: threading.Event) -> None:
+    """Once a worker has ended, so do the others; one that is stopped (SIGSTOP) would not hear the
+    signal that says so, and the launcher would wait half a minute for it."""
+    listing = Path(f"/proc/self/task/{os.getpid()}/children")
+    most = 0
+    while not over.wait(0.5) and listing.exists():
+        alive = [int(pid) for pid in listing.read_text().split() if _runs(int(pid))]
+        most = max(most, len(alive))
+        if len(alive) < most:
+            for pid in alive:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+
+def _runs(pid: int) -> bool:
+    """It is there, and not a zombie."""
+    with suppress(OSError):
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return state != "Z"
+    return False
 
 
 def settle_in() -> None:

@@ -19,7 +19,7 @@ from dat.comm.protocols import (
 )
 from dat.comm.quantizer import QUANTIZERS, Buckets, PerTensor, Quantizer, WholeVector
 from dat.comm.reducer import Reducer
-from dat.comm.world import WorkerError, World
+from dat.comm.world import LostWorker, WorkerError, World
 
 __all__ = [
     "PROTOCOLS",
@@ -32,6 +32,7 @@ __all__ = [
     "Exchange",
     "Gather",
     "Ledger",
+    "LostWorker",
     "PerTensor",
     "Protocol",
     "Quantizer",

@@ -26,6 +26,8 @@ enum { SET = 0, ADD = 1, SUBTRACT = 2 };
 
 #define CORE static inline __attribute__((always_inline))
 
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 /* 32 random bits: a Weyl sequence over the positions, mixed by two rounds of multiply and shift with
    the key's halves. The upper bits are the good ones. */
 CORE uint32_t mix(uint32_t weyl, uint32_t high) {
@@ -119,19 +121,18 @@ CORE void quantize16(const float *x, int n, float inverse, int levels, int rando
 /* Eight codes in eight bytes, moved together pair by pair until they fill `bits` bytes. */
 CORE void pack(const uint8_t *codes, int n, int bits, uint8_t *out) {
     const uint64_t keep = 0x0101010101010101u * ((1u << bits) - 1);
-    int bytes = (n * bits + 7) / 8;
-    for (int done = 0; done < bytes; done += bits, codes += 8, out += bits) {
-        uint64_t w;
-        memcpy(&w, codes, 8);
-        w &= keep;
+    const int words = (n + 7) / 8, bytes = (n * bits + 7) / 8;
+    uint64_t packed[TILE / 8];
+    memcpy(packed, codes, 8 * (size_t)words);
+    for (int i = 0; i < words; i++) {
+        uint64_t w = packed[i] & keep;
         w = (w & 0x00ff00ff00ff00ffu) | ((w & 0xff00ff00ff00ff00u) >> (8 - bits));
         w = (w & 0x0000ffff0000ffffu) | ((w & 0xffff0000ffff0000u) >> (16 - 2 * bits));
-        w = (w & 0x00000000ffffffffu) | ((w >> 32) << (4 * bits));
-        if (done + 8 <= bytes)
-            memcpy(out, &w, 8);
-        else
-            memcpy(out, &w, bytes - done < bits ? bytes - done : bits);
+        packed[i] = (w & 0x00000000ffffffffu) | ((w >> 32) << (4 * bits));
     }
+    int i = 0;
+    for (; bits * i + 8 <= bytes; i++) memcpy(out + bits * i, packed + i, 8); /* overlapping */
+    for (; i < words; i++) memcpy(out + bits * i, packed + i, (size_t)smaller(bytes - bits * i, bits));
 }
 
 CORE void unpack(const uint8_t *in, int n, int bits, int8_t *codes) {
@@ -139,20 +140,20 @@ CORE void unpack(const uint8_t *in, int n, int bits, int8_t *codes) {
     const uint64_t low1 = 0x0001000100010001u * ((1u << bits) - 1);
     const uint64_t low2 = 0x0000000100000001u * ((1ull << 2 * bits) - 1);
     const uint64_t low4 = (1ull << 4 * bits) - 1;
-    int bytes = (n * bits + 7) / 8;
-    for (int done = 0; done < bytes; done += bits, codes += 8, in += bits) {
-        uint64_t w = 0;
-        if (done + 8 <= bytes)
-            memcpy(&w, in, 8);
-        else
-            memcpy(&w, in, bytes - done);
+    const int words = (n + 7) / 8, bytes = (n * bits + 7) / 8;
+    uint64_t packed[TILE / 8] = {0};
+    int i = 0;
+    for (; bits * i + 8 <= bytes; i++) memcpy(packed + i, in + bits * i, 8);
+    for (; i < words; i++) memcpy(packed + i, in + bits * i, (size_t)smaller(bytes - bits * i, bits));
+    for (i = 0; i < words; i++) {
+        uint64_t w = packed[i];
         w = (w & low4) | ((w >> (4 * bits) & low4) << 32);
         w = (w & low2) | ((w & low2 << 2 * bits) << (16 - 2 * bits));
         w = (w & low1) | ((w & low1 << bits) << (8 - bits));
         uint64_t negative = w & sign;
-        w |= (negative << (9 - bits)) - (negative << 1);
-        memcpy(codes, &w, 8);
+        packed[i] = w | ((negative << (9 - bits)) - (negative << 1));
     }
+    memcpy(codes, packed, 8 * (size_t)words);
 }
 
 #define SCALE(KIND)                                                                                \
@@ -199,7 +200,7 @@ CORE void encode_core(const float *x, int n, float step, int bits, int levels, i
     if (bits == 16)
         memcpy(out, wide, 2 * (size_t)n);
     else if (bits < 8) {
-        memset(codes + n, 0, 8);
+        memset(codes + n, 0, 8); /* the last word may be partly empty */
         pack(codes, n, bits, out);
     }
 }
@@ -312,8 +313,6 @@ static void each(int64_t count, const Job *job, void (*work)(const Job *, int64_
 #pragma omp parallel for schedule(static) num_threads(job->threads)
     for (int64_t i = 0; i < count; i++) work(job, i);
 }
-
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int64_t groups_of(const Job *job) {
     return (job->run.length + job->run.group - 1) / job->run.group;

@@ -20,6 +20,7 @@ from torch import Tensor
 from dat.comm.kernel import Codec
 from dat.comm.message import FLOAT, Message, Run, Slot, compose, share_out, spans
 from dat.comm.quantizer import Quantizer
+from dat.comm.transport import publish, swap
 from dat.comm.world import World
 
 
@@ -119,7 +120,7 @@ class GatherRoute(Route):
         return 0
 
     def spread(self, x: Tensor, group: dist.ProcessGroup) -> int:
-        dist.all_gather_single(self.received.flatten(), self.sent, group=group)
+        publish(self.sent, self.received, group, lambda rank: None)
         self._add_up(x, self.layout, self.received)
         return (self.world.size - 1) * self.sent.nbytes
 
@@ -164,18 +165,20 @@ class ChunkedRoute(Route):
         self.own = bucket.buffer(size)
 
     def collect(self, x: Tensor, keys: Keys, group: dist.ProcessGroup) -> int:
-        for layout, message in zip(self.layouts, self.out, strict=True):
-            self._write(x, layout, message, keys.own)
-        dist.all_to_all_single(self.into.flatten(), self.out.flatten(), group=group)
+        def write(rank: int) -> None:
+            self._write(x, self.layouts[rank], self.out[rank], keys.own)
+
+        swap(self.out, self.into, group, write)
         mine = self.layouts[self.world.rank]
         self._add_up(x, mine, self.into)
         self._write(x, mine, self.own, keys.common, hop=1)
         return (self.world.size - 1) * self.own.nbytes
 
     def spread(self, x: Tensor, group: dist.ProcessGroup) -> int:
-        dist.all_gather_single(self.out.flatten(), self.own, group=group)
-        for layout, message in zip(self.layouts, self.out, strict=True):
-            self.codec.decode(message, layout, x)
+        def read(rank: int) -> None:
+            self.codec.decode(self.out[rank], self.layouts[rank], x)
+
+        publish(self.own, self.out, group, read)
         return (self.world.size - 1) * self.own.nbytes
 
 

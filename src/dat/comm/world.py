@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from types import TracebackType
 from typing import Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MESSAGE_BYTES = 2048
+ROLL_CALL = 3.0
+"""Seconds that a worker has to answer after the exchange broke off."""
 
 
 class WorkerError(ValueError):
     """A worker met bad input; every worker raises the same message."""
 
     everywhere = True
+
+
+class LostWorker(RuntimeError):
+    """The exchange broke off: some worker died, or was silent for too long."""
+
+    def __init__(self, message: str, speaker: int) -> None:
+        super().__init__(message)
+        self.speaker = speaker
+        """The first of those that are left, who tells."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,8 @@ class World:
     """This object made the process group, so it ends it."""
     timeout: float = 300.0
     """Seconds to wait for a silent worker."""
+    store: Store | None = None
+    """Where workers leave word for each other outside of the exchange."""
 
     @classmethod
     def join(
@@ -74,11 +91,12 @@ class World:
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             if os.environ.get("MASTER_ADDR") in LOOPBACK:
                 _stay_on_loopback()
-            dist.init_process_group(backend, timeout=limit)
+            store, rank, size = next(rendezvous("env://", timeout=limit))
         else:
             _stay_on_loopback()
-            dist.init_process_group(backend, timeout=limit, store=HashStore(), rank=0, world_size=1)
-        world = cls(dist.get_rank(), dist.get_world_size(), place, backend, True, timeout)
+            store, rank, size = HashStore(), 0, 1
+        dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=size)
+        world = cls(rank, size, place, backend, True, timeout, PrefixStore("dat", store))
         atexit.register(world.close)  # a script that does not close it must still end cleanly
         return world
 
@@ -124,15 +142,55 @@ class World:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:  # all arrive here; after an error some never would
             self.meet()
+        elif self.store is not None and isinstance(error, RuntimeError) and _broke_off(str(error)):
+            raise self._name_the_lost(error) from error  # the group is dead: nothing to leave
         self.close()
+
+    def _name_the_lost(self, error: RuntimeError) -> LostWorker:
+        """A roll call outside of the exchange: who does not answer is lost."""
+        assert self.store is not None
+        silent = set(range(self.size))
+        patience = time.monotonic() + ROLL_CALL
+        reason = _reason(str(error))
+        try:
+            self.store.set(f"here/{self.rank}", "")
+            while silent and time.monotonic() < patience:
+                silent = {rank for rank in silent if not self.store.check([f"here/{rank}"])}
+                time.sleep(0.05)
+        except RuntimeError:  # the store went with the worker or the machine that kept it
+            return LostWorker(f"lost contact with the other workers ({reason})", self.rank)
+        if not silent:
+            names = "the connection between the workers broke, though all of them answer"
+        else:
+            plural = "s" if len(silent) > 1 else ""
+            names = f"lost worker{plural} {', '.join(map(str, sorted(silent)))}: no answer"
+        return LostWorker(f"{names} ({reason})", min(set(range(self.size)) - silent))
 
     def close(self) -> None:
         """Leave the process group, if this object made it."""
         if self.owner and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _reason(message: str) -> str:
+    """What gloo says in the end, without the path of its source."""
+    found = re.search(r"Timed out waiting \d+ms|Connection (closed|reset) by peer", message)
+    return found[0] if found else " ".join(message.splitlines()[0].split())
+
+
+def _broke_off(message: str) -> bool:
+    """gloo and nccl have no exception of their own for it."""
+    return any(
+        word in message for word in ("Connection closed", "Connection reset", "NCCL", "gloo")
+    )
 
 
 def cores() -> int:
