@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 from torch import nn
 
 from dat.attacks import FGSM, PGD, NoAttack, attack_mode
-from dat.comm import World
+from dat.comm import Auto, World, choose, protocol_name, quantizer_name
 from dat.config import DataConfig, RunConfig, merge
 from dat.data import ImageData, Splits, load, split_holdout
 from dat.evaluation import Accuracy, evaluate
@@ -103,8 +104,14 @@ def train(
     with make_world(config) as world:
         trainer, test = world.together(lambda: _prepare(config, world))
         folder = world.together(lambda: _folder(out, world, overwrite))
+        settle_protocol(trainer, quiet=quiet)
         if folder:
-            resolved = replace(config, data=_resolved(config, trainer))
+            resolved = replace(
+                config,
+                data=_resolved(config, trainer),
+                quantizer=trainer.quantizer,
+                protocol=trainer.protocol,
+            )
             folder.describe({"recipe": recipe} | resolved.dump(), world.size)
             trainer.listeners = [folder] if quiet else [folder, Progress(str(out))]
         records = trainer.fit()
@@ -112,6 +119,16 @@ def train(
         if folder:
             folder.finish(result)
         return result if world.first else None
+
+
+def settle_protocol(trainer: Trainer, *, quiet: bool = False) -> None:
+    """What the default or a measurement decides is decided once, and written down with the run."""
+    length = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    asked, world = trainer.protocol, trainer.world
+    trainer.quantizer, trainer.protocol = choose(trainer.quantizer, asked, world, length)
+    if isinstance(asked, Auto) and world.first and not quiet:
+        chosen = f"{protocol_name(trainer.protocol)}, {trainer.quantizer.bits} bits"
+        print(f"protocol auto: {chosen}, as measured", file=sys.stderr)
 
 
 def measure(
@@ -235,6 +252,9 @@ def _result(
         "method": method_name(config, world.size),
         "workers": world.size,
         "batch": config.train.batch,
+        "quantizer": quantizer_name(trainer.quantizer),
+        "bits": trainer.quantizer.bits,
+        "protocol": protocol_name(trainer.protocol),
         "epochs": epochs,
         "steps": epochs * trainer.plan.steps,
         "attack": attack_name(config),
@@ -250,6 +270,7 @@ def _result(
         "train_seconds": sum(r.seconds for r in records),
         "mb_per_step": sum(r.mb_per_step for r in records) / epochs,
         "mb_busiest": sum(r.mb_busiest for r in records) / epochs,
+        "mb_per_epoch": sum(r.mb_epoch for r in records) / epochs,
     }
     if "ema-" in accuracy:
         result |= {"ema_ta": accuracy["ema-"].ta, "ema_ra": accuracy["ema-"].ra}

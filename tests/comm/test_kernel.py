@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import itertools
+import math
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from dat.comm import kernel, reference
 from dat.comm.kernel import Codec, library
 from dat.comm.message import FLOAT, Message, Slot, compose, share_out, spans
 from dat.comm.quantizer import Buckets, PerTensor, Quantizer, WholeVector
+from dat.rng import generator
 from tests.comm.cases import (
     FEW_BITS,
     KEY,
@@ -486,6 +488,24 @@ def test_threads_do_not_matter(name: str, bits: int) -> None:
         results.append((measured.inside, message, out))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("length", [16, 40, 512, 8191, 20011])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.1, 0.0])
+def test_squares_are_added_in_a_fixed_order(plain: ctypes.CDLL, share: float, length: int) -> None:
+    """2^54 + 1 is 2^54 in double: how much is lost of the many ones depends on the order, and with
+    one level the step shows it, as it is rounded up."""
+    quantizer = PerTensor(bits=2)
+    layout = layout_of(quantizer, (length, 1))
+    x = (torch.rand(length, generator=generator(0, "ones")) < share).float()
+    x[512::512] = 1.0  # one a tile, at least
+    x[0] = 2.0**27
+    wanted = reference_message(quantizer, x, layout)
+    exact = math.sqrt(2**54 + x[1:].sum().item())
+    assert 2.0**27 <= steps_of(wanted, layout).item() <= exact * (1 + 2.0**-23)
+    for threads, on in itertools.product((1, 2, 3), (0, 1)):
+        plain.dat_plain(on)
+        assert torch.equal(native_message(Codec(quantizer, threads=threads), x, layout), wanted)
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)

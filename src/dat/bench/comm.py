@@ -81,10 +81,6 @@ def make_quantizer(name: str, bits: int) -> Quantizer:
     return QUANTIZERS[name].read({"bits": bits}, "quantizer")
 
 
-def quantizer_name(quantizer: Quantizer) -> str:
-    return next(name for name, kind in QUANTIZERS.items() if type(quantizer) is kind)
-
-
 def bench_comm(
     plan: CommPlan, workers: int, links: Sequence[str], words: Sequence[str]
 ) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dat.bench.comm import make_quantizer, quantizer_name
-from dat.comm import Quantizer
+from dat.bench.comm import make_quantizer
+from dat.comm import Quantizer, quantizer_name
 from dat.comm.kernel import Codec
 from dat.comm.message import Slot, compose, spans
 from dat.comm.world import cores

@@ -16,8 +16,16 @@ from dat.comm.protocols import (
     Protocol,
     Ring,
     Server,
+    protocol_name,
 )
-from dat.comm.quantizer import QUANTIZERS, Buckets, PerTensor, Quantizer, WholeVector
+from dat.comm.quantizer import (
+    QUANTIZERS,
+    Buckets,
+    PerTensor,
+    Quantizer,
+    WholeVector,
+    quantizer_name,
+)
 from dat.comm.reducer import Reducer
 from dat.comm.world import LostWorker, WorkerError, World
 
@@ -44,4 +52,6 @@ __all__ = [
     "WorkerError",
     "World",
     "choose",
+    "protocol_name",
+    "quantizer_name",
 ]

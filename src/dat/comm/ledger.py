@@ -22,6 +22,10 @@ class Traffic(NamedTuple):
     """Seconds at the end of backward passes in which nothing but the exchange was left to do. On
     CUDA the host runs ahead of the device, so there it is only a rough figure."""
 
+    def plus(self, other: Traffic) -> Traffic:
+        """Of two readings that follow each other."""
+        return Traffic(self.sent + other.sent, self.busy + other.busy, self.exposed + other.exposed)
+
 
 class Ledger:
     """Entries are made where collectives are issued; `close` reads them out and starts anew."""

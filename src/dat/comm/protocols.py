@@ -107,3 +107,7 @@ PROTOCOLS: dict[str, type[Protocol]] = {
     "chunked": Chunked,
     "ring": Ring,
 }
+
+
+def protocol_name(protocol: Protocol) -> str:
+    return next(name for name, kind in PROTOCOLS.items() if type(protocol) is kind)

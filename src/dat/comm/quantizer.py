@@ -121,3 +121,7 @@ QUANTIZERS: dict[str, type[Quantizer]] = {
     "tensor": PerTensor,
     "vector": WholeVector,
 }
+
+
+def quantizer_name(quantizer: Quantizer) -> str:
+    return next(name for name, kind in QUANTIZERS.items() if type(quantizer) is kind)

@@ -52,6 +52,8 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, note: 
 def runs_table(results: Sequence[dict[str, Any]]) -> None:
     """Runs side by side, in the paper's form."""
     columns = dict(RUN_COLUMNS)
+    if any(result.get("protocol", "dense") != "dense" for result in results):
+        columns |= {"bits": "Bits", "protocol": "Protocol"}
     if any("ema_ra" in result for result in results):
         columns |= {"ema_ta": "EMA TA (%)", "ema_ra": "EMA RA (%)"}
     rows = [[_cell(key, result.get(key)) for key in columns] for result in results]

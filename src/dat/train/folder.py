@@ -23,6 +23,7 @@ import torch
 import yaml
 from torch import nn
 
+from dat.train.step import StepReport
 from dat.train.trainer import EpochRecord, Listener, Trainer
 from dat.train.weights import save_weights
 
@@ -62,8 +63,15 @@ class RunFolder(Listener):
     def started(self, trainer: Trainer) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self._steps = 0
         self._events = SummaryWriter(self.path / "events")
         self._metrics = (self.path / "metrics.jsonl").open("a")
+
+    def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
+        """The first worker's own traffic, step by step."""
+        self._steps += 1
+        for key, value in report.traffic._asdict().items():
+            self._events.add_scalar(f"step/{key}", value, self._steps)
 
     def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
         for name, model in trainer.models().items():

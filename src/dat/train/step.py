@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dat.attacks import Attack, attack_mode
-from dat.comm import Exchange
+from dat.comm import Exchange, Traffic
 from dat.data import ImageData, Plan, augment
 from dat.objectives import Objective, Outcome
 from dat.rng import Draws
@@ -33,11 +33,12 @@ ADVICE = "the weights of the last whole epoch are kept. Lower optimizer.lr, or a
 
 
 class StepReport(NamedTuple):
-    """The global batch in two numbers."""
+    """A step in a few numbers: the global batch's, and what this worker sent."""
 
     loss: float
     accuracy: float
     """Share of the adversarial examples that were classified right, in percent."""
+    traffic: Traffic
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,12 @@ def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
     # quantized again, as the protocol has it, while the backward goes on.
     exchange.begin(epoch, step)
     (outcome.loss.sum() / worker.plan.batch).backward()
-    report = _report(settle(), epoch, step)
+    loss, accuracy = _sum_up(settle(), epoch, step)
     _check_gradient(model, epoch, step)
 
     # Step 12, eq. (A4): every worker takes the same outer step.
     worker.optimizer.step()
-    return report
+    return StepReport(loss, accuracy, exchange.ledger.close())
 
 
 def _notes(outcome: Outcome, y: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ def _notes(outcome: Outcome, y: Tensor) -> Tensor:
     return torch.stack((outcome.loss.sum(), right, torch.tensor(len(y), device=y.device)))
 
 
-def _report(notes: Tensor, epoch: int, step: int) -> StepReport:
+def _sum_up(notes: Tensor, epoch: int, step: int) -> tuple[float, float]:
     """Sum up the workers' notes; all of them see a broken loss in the same step, and stop."""
     for rank, (loss, _, _) in enumerate(notes.tolist()):
         if not math.isfinite(loss):
@@ -110,7 +111,7 @@ def _report(notes: Tensor, epoch: int, step: int) -> StepReport:
                 f"worker {rank}, epoch {epoch + 1}, step {step + 1}: the loss is {loss}; {ADVICE}"
             )
     loss, right, count = notes.double().sum(0).tolist()
-    return StepReport(loss / count, 100.0 * right / count)
+    return loss / count, 100.0 * right / count
 
 
 def _check_gradient(model: nn.Module, epoch: int, step: int) -> None:

@@ -40,6 +40,8 @@ class EpochRecord(NamedTuple):
     """Megabytes that all workers together send in an iteration."""
     mb_busiest: float
     """Megabytes that the busiest worker sends in an iteration."""
+    mb_epoch: float
+    """Megabytes that all workers together sent."""
     holdout_ta: float | None = None
     holdout_ra: float | None = None
     ema_ta: float | None = None
@@ -99,6 +101,7 @@ class Trainer:
             raise ValueError("epochs and select_every must be at least 1")
         if self.select_by not in ("ra", "ta"):
             raise ValueError(f"select_by = {self.select_by!r}: must be 'ra' or 'ta'")
+        self.protocol.check(self.quantizer, self.world.size)
         self.model.to(self.world.device)
         self.plan = Plan(
             len(self.data),
@@ -175,6 +178,7 @@ class Trainer:
     def _epoch(self, epoch: int) -> EpochRecord:
         self.model.train()
         start, loss, right = time.perf_counter(), 0.0, 0.0
+        traffic = Traffic(0, 0.0, 0.0)
         for step in range(self.plan.steps):
             factor = self.schedule(epoch + step / self.plan.steps, self.epochs)
             set_rate(self.worker.optimizer, factor)
@@ -183,6 +187,7 @@ class Trainer:
             if self._averaged:
                 self._averaged.update(self.model)
             loss, right = loss + report.loss, right + report.accuracy
+            traffic = traffic.plus(report.traffic)
             self._tell("step_ended", epoch, report)
         seconds, steps = time.perf_counter() - start, self.plan.steps
         self._check_weights(epoch)
@@ -191,7 +196,7 @@ class Trainer:
             lr=self.worker.optimizer.param_groups[0]["lr"],
             loss=loss / steps,
             train_ra=right / steps,
-            **self._costs(seconds),
+            **self._costs(seconds, traffic),
             **self._select(epoch),
         )
         self._tell("epoch_ended", record)
@@ -203,9 +208,8 @@ class Trainer:
             if value.is_floating_point() and not value.isfinite().all():
                 raise NotFinite(f"epoch {epoch + 1}: {name} is not finite; {ADVICE}")
 
-    def _costs(self, seconds: float) -> dict[str, float]:
+    def _costs(self, seconds: float, traffic: Traffic) -> dict[str, float]:
         """Time and traffic of the epoch's steps, over all workers."""
-        traffic: Traffic = self.worker.exchange.ledger.close()
         mine = torch.tensor(
             (seconds, traffic.busy, traffic.exposed, traffic.sent), dtype=torch.float64
         )
@@ -217,6 +221,7 @@ class Trainer:
             "exposed_seconds": slowest[2],
             "mb_per_step": float(sent.sum()),
             "mb_busiest": float(sent.max()),
+            "mb_epoch": float(sent.sum()) * self.plan.steps,
         }
 
     def _select(self, epoch: int) -> dict[str, float]:
