@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.distributed.conftest import DAT, run, weights
 
@@ -98,8 +100,9 @@ def test_a_dead_launcher_takes_its_workers_along(tmp_path: Path) -> None:
         assert gone(workers)
 
 
-def test_a_killed_worker_ends_the_run_and_is_named(tmp_path: Path) -> None:
-    with endless_run(tmp_path) as launcher:
+@pytest.mark.parametrize("words", [(), ("quantizer.bits=4",)])
+def test_a_killed_worker_ends_the_run_and_is_named(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with endless_run(tmp_path, *words) as launcher:
         workers = children(launcher.pid)
         victim = next(pid for pid in workers if environment(pid)["RANK"] == "1")
         os.kill(victim, signal.SIGKILL)
@@ -111,19 +114,68 @@ def test_a_killed_worker_ends_the_run_and_is_named(tmp_path: Path) -> None:
         assert weights(tmp_path / "out")
 
 
+@pytest.mark.parametrize("words", [(), ("quantizer.bits=4",)])
+def test_a_stopped_worker_ends_the_run_at_the_timeout(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    with endless_run(tmp_path, "comm.timeout=4", *words) as launcher:
+        workers = children(launcher.pid)
+        victim = next(pid for pid in workers if environment(pid)["RANK"] == "1")
+        os.kill(victim, signal.SIGSTOP)
+        _, said = launcher.communicate(timeout=60)
+        assert launcher.returncode == 1
+        assert said == "error: lost worker 1: no answer (Timed out waiting 4000ms)\n"
+        assert gone(workers)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_without_an_agent_the_others_name_the_one_that_is_gone(tmp_path: Path, victim: int) -> None:
+    """On several machines no launcher sees all workers; those that are left call the roll."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [*DAT, "train", "digits", *ENDLESS, "quantizer.bits=8", "--quiet", "--out", "out"]
+    workers = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=os.environ
+            | {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(rank)}
+            | {"LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        wait_for_an_epoch(tmp_path / "out", workers[0])
+        workers[victim].kill()
+        said = [worker.communicate(timeout=30)[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    if victim == 1:
+        assert said[0].startswith("error: lost worker 1: no answer (")
+        assert said[2] == ""
+    else:  # with worker 0 goes the store that it kept
+        assert all("error: " in text and "lost " in text for text in said[1:])
+    assert all("Traceback" not in text for text in said)
+    assert [worker.returncode for worker in workers if worker is not workers[victim]] == [1, 1]
+
+
 @contextmanager
-def endless_run(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def endless_run(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Two workers that train until they are stopped, seen to have finished an epoch."""
-    command = [*DAT, "train", "digits", *ENDLESS, "--workers", "2", "--quiet", "--out", "out"]
+    command = [*DAT, "train", "digits", *ENDLESS, *words, "--workers", "2", "--quiet"]
     launcher = subprocess.Popen(
-        command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*command, "--out", "out"],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
-        metrics, patience = folder / "out" / "metrics.jsonl", time.monotonic() + 60
-        while not (metrics.exists() and metrics.stat().st_size):
-            assert launcher.poll() is None, launcher.communicate()[1]
-            assert time.monotonic() < patience
-            time.sleep(0.1)
+        wait_for_an_epoch(folder / "out", launcher)
         yield launcher
     finally:
         for pid in children(launcher.pid):
@@ -131,6 +183,14 @@ def endless_run(folder: Path) -> Iterator[subprocess.Popen[str]]:
         if launcher.poll() is None:
             launcher.kill()
         launcher.communicate()
+
+
+def wait_for_an_epoch(run: Path, process: subprocess.Popen[str]) -> None:
+    metrics, patience = run / "metrics.jsonl", time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_size):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < patience
+        time.sleep(0.1)
 
 
 def children(pid: int) -> list[int]:

@@ -158,7 +158,10 @@ CORE void unpack(const uint8_t *in, int n, int bits, int8_t *codes) {
 
 #define SCALE(KIND)                                                                                \
     if (!(step <= FLT_MAX)) {                                                                      \
-        for (int i = 0; i < n; i++) out[i] = codes[i] ? NAN : mode == SET ? 0 : out[i];            \
+        for (int i = 0; i < n; i++) {                                                              \
+            float value = codes[i] ? NAN : 0.0f;                                                   \
+            out[i] = mode == SET ? value : mode == ADD ? out[i] + value : out[i] - value;          \
+        }                                                                                          \
     } else if (mode == SET) {                                                                      \
         for (int i = 0; i < n; i++) out[i] = (float)codes[i] * step;                               \
     } else if (mode == ADD) {                                                                      \

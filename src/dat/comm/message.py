@@ -130,8 +130,10 @@ def share_out(whole: Sequence[Span], quantizer: Quantizer, workers: int) -> list
         grain = quantizer.grain if span.group else 1
         while start < end:
             owner = min(int((spent + grain * price / 2) / share), workers - 1)
-            room = (share * (owner + 1) - spent) / price if owner + 1 < workers else span.length
+            room = (share * (owner + 1) - spent) / price
             length = min(max(round(room / grain), 1) * grain, end - start)
+            if owner + 1 == workers:
+                length = end - start
             group = quantizer.group(length) if span.group else 0
             position = span.position + start - span.start
             shares[owner].append(Span(start, length, group, position))
@@ -141,4 +143,5 @@ def share_out(whole: Sequence[Span], quantizer: Quantizer, workers: int) -> list
 
 def _price(span: Span, bits: int) -> float:
     """Bytes a value."""
-    return bits / 8 + FLOAT / span.group if span.group else FLOAT
+    groups = -(-span.length // span.group) if span.group else span.length
+    return bits / 8 * bool(span.group) + FLOAT * groups / span.length

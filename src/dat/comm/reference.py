@@ -91,7 +91,8 @@ def _largest(x: Tensor, group: int) -> Tensor:
 def _length(x: Tensor, group: int) -> Tensor:
     """The L2 norm of every group: lanes of a tile, then tiles; cumsum is a sum in a fixed order."""
     rows = _padded(x.double().square(), group).view(-1, group)
-    tiles = torch.nn.functional.pad(rows, (0, -group % TILE)).view(len(rows), -1, TILE)
+    tile = TILE if group > TILE else group + -group % LANES
+    tiles = torch.nn.functional.pad(rows, (0, -group % tile)).view(len(rows), -1, tile)
     lanes = tiles.unflatten(2, (-1, LANES)).cumsum(2)[:, :, -1]
     a, b, c, d, e, f, g, h = lanes.unbind(-1)
     sums = ((a + e) + (c + g)) + ((b + f) + (d + h))
@@ -110,7 +111,7 @@ def _codes(
     raised = torch.where(tiny.unsqueeze(1), x * 2.0**100, x)
     v = (raised * inverse).clamp(-levels, levels)
     position = torch.arange(x.numel(), device=x.device).view_as(x) + start
-    drawn = _mix((key + position * WEYL) & MASK, (key >> 32) & MASK)
+    drawn = _mix((key + position * WEYL) & MASK, key >> 32)
     if bits == 16:
         uniform = (drawn >> 8).float() * 2.0**-24 if random else 0.5
         floor = v.floor()
