@@ -12,7 +12,19 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dat.attacks import FGSM, PGD, Attack, NoAttack, attack_mode
-    from dat.comm import World
+    from dat.comm import (
+        Auto,
+        Buckets,
+        Chunked,
+        Dense,
+        Exchange,
+        Gather,
+        PerTensor,
+        Ring,
+        Server,
+        WholeVector,
+        World,
+    )
     from dat.config import RunConfig
     from dat.data import ImageData
     from dat.evaluation import Accuracy, evaluate
@@ -36,7 +48,19 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "attacks": ("FGSM", "PGD", "Attack", "NoAttack", "attack_mode"),
-    "comm": ("World",),
+    "comm": (
+        "Auto",
+        "Buckets",
+        "Chunked",
+        "Dense",
+        "Exchange",
+        "Gather",
+        "PerTensor",
+        "Ring",
+        "Server",
+        "WholeVector",
+        "World",
+    ),
     "config": ("RunConfig",),
     "data": ("ImageData",),
     "evaluation": ("Accuracy", "evaluate"),
@@ -72,19 +96,29 @@ __all__ = [
     "Accuracy",
     "Adversarial",
     "Attack",
+    "Auto",
+    "Buckets",
+    "Chunked",
     "Constant",
     "Cosine",
     "Cyclic",
+    "Dense",
+    "Exchange",
+    "Gather",
     "ImageData",
     "NoAttack",
     "Normalize",
     "Objective",
+    "PerTensor",
     "Piecewise",
     "Progress",
+    "Ring",
     "RunConfig",
     "RunFolder",
+    "Server",
     "ThreatModel",
     "Trainer",
+    "WholeVector",
     "World",
     "attack_mode",
     "build_model",

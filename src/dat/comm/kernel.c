@@ -156,7 +156,7 @@ CORE void unpack(const uint8_t *in, int n, int bits, int8_t *codes) {
     memcpy(codes, packed, 8 * (size_t)words);
 }
 
-#define SCALE(KIND)                                                                                \
+#define SCALE                                                                                      \
     if (!(step <= FLT_MAX)) {                                                                      \
         for (int i = 0; i < n; i++) {                                                              \
             float value = codes[i] ? NAN : 0.0f;                                                   \
@@ -212,14 +212,14 @@ CORE void decode_core(const uint8_t *in, int n, float step, int bits, int mode, 
     if (bits == 16) {
         int16_t codes[TILE];
         memcpy(codes, in, 2 * (size_t)n);
-        SCALE(int16_t)
+        SCALE
     } else if (bits == 8) {
         const int8_t *codes = (const int8_t *)in;
-        SCALE(int8_t)
+        SCALE
     } else {
         int8_t codes[TILE + 8];
         unpack(in, n, bits, codes);
-        SCALE(int8_t)
+        SCALE
     }
 }
 
