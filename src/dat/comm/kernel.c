@@ -72,22 +72,21 @@ static float step_of(double measure, int levels) {
     double exact = measure / levels;
     if (exact >= FLT_MAX) return FLT_MAX;
     float step = (float)exact;
-    return (double)step < exact ? nextafterf(step, INFINITY) : step;
+    uint32_t bits;
+    memcpy(&bits, &step, 4);
+    bits += (double)step < exact; /* the next float */
+    memcpy(&step, &bits, 4);
+    return step;
 }
 
-/* A value in units of the step, and at most `top` of them. */
-CORE float in_steps(float x, float inverse, float top) {
-    float v = x * inverse;
-    v = v > top ? top : v;
-    return v < -top ? -top : v;
-}
-
-/* Up to 8 bits. Added to 1.5 * 2^bits, v leaves 23 - bits places of the float's mantissa for its
-   fraction. The random bits are those of a fraction below 1, so that a unit carries over into the
-   whole part with a probability equal to the fraction of v. Bits above the code are left over. */
-CORE void quantize8(const float *x, int n, float inverse, int bits, int levels, int random,
-                    uint32_t weyl, uint32_t high, uint8_t *codes) {
-    const float top = (float)levels, base = 1.5f * (float)(1 << bits);
+/* Up to 8 bits. Added to 1.5 * 2^bits, a value in units of the step leaves 23 - bits places of the
+   float's mantissa for its fraction. The random bits are those of a fraction below 1, so that a unit
+   carries over into the whole part with a probability equal to the value's fraction. Steps are
+   rounded up, so the value exceeds the highest level by a rounding of its last place at most, which
+   is too small to count in this sum. Bits above the code are left over. */
+CORE void quantize8(const float *x, int n, float inverse, int bits, int random, uint32_t weyl,
+                    uint32_t high, uint8_t *codes) {
+    const float base = 1.5f * (float)(1 << bits);
     const int places = 23 - bits;
     const uint8_t sign = (uint8_t)(1 << (bits - 1));
     uint32_t zero;
@@ -97,7 +96,7 @@ CORE void quantize8(const float *x, int n, float inverse, int bits, int levels, 
         uint32_t dither = zero | drawn;
         float sum;
         memcpy(&sum, &dither, 4);
-        sum += in_steps(x[i], inverse, top);
+        sum += x[i] * inverse;
         uint32_t bits_of_sum;
         memcpy(&bits_of_sum, &sum, 4);
         codes[i] = (uint8_t)(bits_of_sum >> places) ^ sign;
@@ -110,7 +109,9 @@ CORE void quantize16(const float *x, int n, float inverse, int levels, int rando
     const float top = (float)levels;
     for (int i = 0; i < n; i++, weyl += WEYL) {
         uint32_t drawn = random ? mix(weyl, high) >> 8 : 1u << 23;
-        float v = in_steps(x[i], inverse, top);
+        float v = x[i] * inverse;
+        v = v > top ? top : v;
+        v = v < -top ? -top : v;
         int32_t level = (int32_t)v;
         level -= (float)level > v;
         level += (float)(int32_t)drawn * 0x1p-24f < v - (float)level;
@@ -197,9 +198,9 @@ CORE void encode_core(const float *x, int n, float step, int bits, int levels, i
     else if (bits == 16)
         quantize16(x, n, inverse, levels, random, weyl, high, wide);
     else if (random)
-        quantize8(x, n, inverse, bits, levels, 1, weyl, high, codes);
+        quantize8(x, n, inverse, bits, 1, weyl, high, codes);
     else
-        quantize8(x, n, inverse, bits, levels, 0, weyl, high, codes);
+        quantize8(x, n, inverse, bits, 0, weyl, high, codes);
     if (bits == 16)
         memcpy(out, wide, 2 * (size_t)n);
     else if (bits < 8) {
@@ -373,8 +374,13 @@ static void measure_run(Job job) {
 }
 
 static void unit_bounds(const Job *job, int64_t unit, int64_t *group, int64_t *start, int64_t *end) {
-    *group = unit / job->units_a_group;
-    *start = *group * job->run.group + unit % job->units_a_group * job->unit;
+    int64_t in_group = 0;
+    *group = unit;
+    if (job->units_a_group > 1) {
+        *group = unit / job->units_a_group;
+        in_group = unit % job->units_a_group;
+    }
+    *start = *group * job->run.group + in_group * job->unit;
     *end = smaller(*start + job->unit, smaller((*group + 1) * job->run.group, job->run.length));
 }
 

@@ -109,10 +109,11 @@ def _codes(
     step = torch.where(tiny, steps * 2.0**100, steps)
     inverse = torch.where(step > 0, 1.0 / step, 0.0).unsqueeze(1)
     raised = torch.where(tiny.unsqueeze(1), x * 2.0**100, x)
-    v = (raised * inverse).clamp(-levels, levels)
+    v = raised * inverse
     position = torch.arange(x.numel(), device=x.device).view_as(x) + start
     drawn = _mix((key + position * WEYL) & MASK, key >> 32)
     if bits == 16:
+        v = v.clamp(-levels, levels)
         uniform = (drawn >> 8).float() * 2.0**-24 if random else 0.5
         floor = v.floor()
         code = floor.int() + (uniform < v - floor).int()
