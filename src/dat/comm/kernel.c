@@ -293,6 +293,7 @@ typedef struct {
     float *values; /* of the run */
     uint8_t *steps, *codes;
     double *parts; /* what the tiles of a large group measure */
+    int64_t messages, stride; /* how many are decoded, and how far apart they begin */
 } Job;
 
 static Job begin(Job job, const float *x, const Run *run, const uint8_t *message) {
@@ -399,8 +400,21 @@ static void decode_unit(const Job *job, int64_t unit) {
     int64_t group, start, end;
     unit_bounds(job, unit, &group, &start, &end);
     for (int64_t i = start; i < end; i += TILE)
-        job->machine->decode(job->codes + i * job->bits / 8, (int)smaller(end - i, TILE),
-                             step_at(job->steps, group), job->bits, job->mode, job->values + i);
+        for (int64_t k = 0; k < job->messages; k++) { /* a tile stays in the cache for all */
+            const int64_t from = k * job->stride;
+            job->machine->decode(job->codes + from + i * job->bits / 8, (int)smaller(end - i, TILE),
+                                 step_at(job->steps + from, group), job->bits,
+                                 k ? ADD : job->mode, job->values + i);
+        }
+}
+
+static void decode_floats(const Job *job) {
+    for (int64_t k = 0; k < job->messages; k++)
+        for (int64_t i = 0; i < job->run.length; i++) {
+            float value = step_at(job->steps + k * job->stride, i), *to = job->values + i;
+            int mode = k ? ADD : job->mode;
+            *to = mode == SET ? value : mode == ADD ? *to + value : *to - value;
+        }
 }
 
 /* The steps of a message, and its floats. */
@@ -435,19 +449,17 @@ void dat_encode(const float *x, const Run *runs, int64_t count, int32_t bits, in
     }
 }
 
-/* out = message, out += message or out -= message, for the values of the runs. */
-void dat_decode(const uint8_t *message, const Run *runs, int64_t count, int32_t bits, int32_t mode,
-                float *out, int32_t threads) {
-    const Job what = {.bits = bits, .mode = mode, .threads = threads};
+/* out = message, out += message or out -= message, for the values of the runs; then the same of
+   further messages is added, in their order. */
+void dat_decode(const uint8_t *message, int64_t messages, int64_t stride, const Run *runs,
+                int64_t count, int32_t bits, int32_t mode, float *out, int32_t threads) {
+    const Job what = {.bits = bits, .mode = mode, .threads = threads, .messages = messages,
+                      .stride = stride};
     for (const Run *run = runs; run < runs + count; run++) {
         Job job = begin(what, out, run, message);
         if (run->group)
             each(groups_of(&job) * job.units_a_group, &job, decode_unit);
         else
-            for (int64_t i = 0; i < run->length; i++) {
-                float value = step_at(job.steps, i);
-                float *to = job.values + i;
-                *to = mode == SET ? value : mode == ADD ? *to + value : *to - value;
-            }
+            decode_floats(&job);
     }
 }

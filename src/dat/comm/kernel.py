@@ -90,14 +90,24 @@ class Codec:
 
     def decode(self, message: Tensor, layout: Message, out: Tensor, mode: str = "set") -> None:
         """Set the message's values in `out`, or `add` them to it, or `subtract` them from it."""
-        native = _native(out, message)
+        self._decode(message.unsqueeze(0), layout, out, mode)
+
+    def add_up(self, messages: Tensor, layout: Message, out: Tensor) -> None:
+        """Set the sum of several messages in `out`, one row each, in their order."""
+        self._decode(messages, layout, out, "set")
+
+    def _decode(self, messages: Tensor, layout: Message, out: Tensor, mode: str) -> None:
+        native = _native(out, messages[0])
         if native:
+            many = ctypes.c_int64(len(messages)), ctypes.c_int64(messages.stride(0))
             native.dat_decode(
-                *(_pointer(message), *_runs(layout), self.bits, MODES[mode]),
+                *(_pointer(messages), *many, *_runs(layout), self.bits, MODES[mode]),
                 *(_pointer(out), self._threads),
             )
         else:
-            reference.decode(message, layout, bits=self.bits, mode=mode, out=out)
+            for number, message in enumerate(messages):
+                how = "add" if number else mode
+                reference.decode(message, layout, bits=self.bits, mode=how, out=out)
 
 
 def _native(x: Tensor, message: Tensor) -> ctypes.CDLL | None:

@@ -100,11 +100,6 @@ class Route(ABC):
         if memory:
             memory.keep(x, layout, message, self.codec)
 
-    def _add_up(self, x: Tensor, layout: Message, messages: Tensor) -> None:
-        """Everybody's messages, in the order of the workers."""
-        for rank, message in enumerate(messages):
-            self.codec.decode(message, layout, x, "add" if rank else "set")
-
 
 class GatherRoute(Route):
     """Every worker sends its message to every other one."""
@@ -121,7 +116,7 @@ class GatherRoute(Route):
 
     def spread(self, x: Tensor, group: dist.ProcessGroup) -> int:
         publish(self.sent, self.received, group, lambda rank: None)
-        self._add_up(x, self.layout, self.received)
+        self.codec.add_up(self.received, self.layout, x)
         return (self.world.size - 1) * self.sent.nbytes
 
 
@@ -142,7 +137,7 @@ class ServerRoute(Route):
         dist.gather(self.sent, rows, dst=self.server, group=group)
         if not self.serves:
             return self.sent.nbytes
-        self._add_up(x, self.layout, self.received)
+        self.codec.add_up(self.received, self.layout, x)
         self._write(x, self.layout, self.received[0], keys.common, hop=1)
         return 0
 
@@ -170,7 +165,7 @@ class ChunkedRoute(Route):
 
         swap(self.out, self.into, group, write)
         mine = self.layouts[self.world.rank]
-        self._add_up(x, mine, self.into)
+        self.codec.add_up(self.into, mine, x)
         self._write(x, mine, self.own, keys.common, hop=1)
         return (self.world.size - 1) * self.own.nbytes
 
