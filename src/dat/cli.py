@@ -218,8 +218,8 @@ def _fail(error: Exception) -> int:
 
 
 def is_lost(error: Exception) -> bool:
-    """Another worker is gone; the class is not imported, as torch would come with it."""
-    return type(error).__name__ == "LostWorker"
+    """Another worker is gone. Its class is not imported here, as torch would come with it."""
+    return hasattr(error, "speaker")
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

@@ -100,7 +100,7 @@ class RunConfig(Settings):
     evaluate: EvaluateConfig = section(EvaluateConfig, "how the result is measured")
     quantizer: Quantizer = component(QUANTIZERS, "bucket", "in how many bits a gradient is sent")
     protocol: Protocol = component(
-        PROTOCOLS, "default", "who sends it to whom; default is dense at 32 bits, chunked below"
+        PROTOCOLS, "default", "who sends it to whom; default is dense at 32 bits, else chunked"
     )
     comm: CommConfig = section(CommConfig, "where the workers run and how they talk")
 

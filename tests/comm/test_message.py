@@ -351,7 +351,7 @@ def test_in_whole_finds_the_values_at_their_position() -> None:
     quantizer = Buckets(bits=8, size=8)
     slots = [Slot((5, 9), 200), Slot((6,), 20), Slot((2, 8), 100)]
     layout = compose(spans(slots, quantizer), 8)
-    whole = layout.in_whole()
+    whole = layout.in_whole
     assert [run.start for run in whole.runs] == [200, 20, 100]
     assert replace(whole, runs=layout.runs) == layout
     assert [run._replace(start=0) for run in whole.runs] == [

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dat.comm import (
     Auto,
     Buckets,
     Chunked,
+    Default,
     Dense,
     Exchange,
     Gather,
@@ -29,6 +31,7 @@ from dat.comm import (
     WholeVector,
     World,
     choose,
+    protocol_name,
     reference,
 )
 from dat.comm.message import Message, Slot, compose, spans
@@ -204,15 +207,50 @@ def many_buckets(world: World) -> Any:
     net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(20)))
     hooked = Exchange(net, world, quantizer=Buckets(bits=4), seed=1)
     digests = []
-    for step in range(4):
-        hooked.begin(0, step)
+    for _ in range(4):
         net.zero_grad()
         x = torch.randn(8, 64, generator=torch.Generator().manual_seed(world.rank))
         hooked(x).square().sum().backward()
         digests.append(
             digest(torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]))
         )
+    hooked.close()
     return digests
+
+
+def a_failure_in_a_lane(world: World) -> Any:
+    """It reaches the caller as it is, and nothing is exchanged any more."""
+    reducer = Reducer(Buckets(bits=8), Chunked(), world, length=LENGTH, ledger=Ledger(world.device))
+    bad, good = gradient(0, 0), gradient(0, 1)
+    route = reducer._route(0, slots())
+
+    def fail(*details: object) -> int:
+        raise MemoryError("no room")
+
+    route.collect = fail  # type: ignore[method-assign, assignment]
+    futures = [reducer.sum(0, bad, slots()), reducer.sum(1, good, slots())]
+    said = []
+    for future in futures:
+        try:
+            future.wait()
+        except Exception as error:
+            said.append(str(error))
+    reducer.close()
+    return said
+
+
+def threads_are_given_back(world: World) -> Any:
+    before = threading.active_count()
+    for _ in range(3):
+        Reducer(Buckets(bits=8), Chunked(), world, length=1, ledger=Ledger(world.device)).close()
+    choose(Buckets(bits=8), Auto(), world, 100)
+    return threading.active_count() - before
+
+
+def defaults(world: World) -> Any:
+    quantizers = (Buckets(), Buckets(bits=4), PerTensor(bits=8), WholeVector(bits=8))
+    chosen = [choose(quantizer, Default(), world, 10) for quantizer in quantizers]
+    return [[protocol_name(protocol), quantizer.bits] for quantizer, protocol in chosen]
 
 
 def automatic(world: World) -> Any:
@@ -225,7 +263,16 @@ def digest(x: Tensor) -> str:
 
 
 def main() -> None:
-    checks = (every_protocol, a_broken_gradient, double_precision, many_buckets, automatic)
+    checks = (
+        every_protocol,
+        a_broken_gradient,
+        double_precision,
+        many_buckets,
+        a_failure_in_a_lane,
+        threads_are_given_back,
+        defaults,
+        automatic,
+    )
     with World.join(threads=1) as world:
         seen = {check.__name__: check(world) for check in checks}
         (Path(sys.argv[1]) / f"{world.rank}.json").write_text(json.dumps(seen))

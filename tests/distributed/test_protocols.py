@@ -110,6 +110,11 @@ def test_other_precisions_and_many_buckets(watch: Callable[[int], Seen], workers
         assert worker["many_buckets"] == seen[0]["many_buckets"]
         assert len(set(worker["many_buckets"])) == 4  # every step rounds anew
         assert worker["automatic"] == seen[0]["automatic"]
+        for said in worker["a_failure_in_a_lane"]:
+            assert "no room" in said
+        assert len(worker["a_failure_in_a_lane"]) == 2
+        assert worker["threads_are_given_back"] == 0
+        assert worker["defaults"] == [["dense", 32], ["chunked", 4], ["gather", 8], ["gather", 8]]
     if workers == 1:
         assert seen[0]["automatic"] == ["Dense", 32]
 

@@ -86,7 +86,8 @@ def bench_comm(
 ) -> list[dict[str, Any]]:
     """Measure on M local processes, for each link on hosts of their own; `words` is the command
     that a worker runs."""
-    plan.cases(workers)  # a wrong one is told before anything starts
+    plan.cases(workers)  # what is wrong is told before anything starts
+    plan.slots()
     rows = []
     for link in links:
         check_link(link)
@@ -105,7 +106,8 @@ def bench_comm(
 
 def measure_comm(plan: CommPlan, result: Path | None = None) -> list[dict[str, Any]] | None:
     """What one worker does; the first one gets the rows, or writes them to `result`."""
-    with World.join(threads=plan.threads) as world:
+    # hosts with shaped links are reached by sockets alone
+    with World.join(device="cpu" if result else "auto", threads=plan.threads) as world:
         cases, slots = plan.cases(world.size), plan.slots()
         length = sum(slot.length for slot in slots)
         generator = torch.Generator().manual_seed(world.rank)

@@ -10,8 +10,8 @@ import torch
 
 from dat.comm.ledger import Ledger
 from dat.comm.message import Slot
-from dat.comm.protocols import Auto, Chunked, Default, Dense, Protocol
-from dat.comm.quantizer import DENSE, Quantizer
+from dat.comm.protocols import Auto, Chunked, Default, Dense, Gather, Protocol
+from dat.comm.quantizer import DENSE, Buckets, Quantizer
 from dat.comm.reducer import Reducer
 from dat.comm.world import World
 
@@ -30,7 +30,7 @@ def choose(
     if isinstance(protocol, Default | Auto) and (quantizer.dense or not length):
         return replace(quantizer, bits=DENSE), Dense()
     if isinstance(protocol, Default):
-        return quantizer, Chunked()
+        return quantizer, Chunked() if isinstance(quantizer, Buckets) else Gather()
     if isinstance(protocol, Auto):
         dense = replace(quantizer, bits=DENSE)
         if world.size == 1 or not _pays(quantizer, dense, world, min(length, PROBE)):
@@ -48,7 +48,7 @@ def _pays(quantizer: Quantizer, dense: Quantizer, world: World, length: int) -> 
         for how, way in ((quantizer, Chunked()), (dense, Dense()))
     ]
     seconds: list[list[float]] = [[], []]
-    for _ in range(ROUNDS + 1):
+    for _ in range(ROUNDS + 1):  # the first one warms up
         for way, times in zip(ways, seconds, strict=True):
             world.meet()
             start = time.perf_counter()

@@ -53,11 +53,18 @@ class Exchange:
             if parameter.requires_grad:
                 self._slots[id(parameter)] = Slot(tuple(parameter.shape), length)
                 length += parameter.numel()
+        kinds = {p.dtype for p in module.parameters() if p.requires_grad}
+        if quantizer is not None and quantizer.whole and len(kinds) > 1:
+            raise ValueError(
+                f"quantizer vector: takes one gradient of one type, not {len(kinds)}; use bucket"
+            )
         quantizer, protocol = choose(quantizer or Buckets(), protocol or Default(), world, length)
         self.reducer = Reducer(
             quantizer, protocol, world, length=length, ledger=self.ledger, seed=seed
         )
         self._last_bucket = 0.0
+        self._begun = False
+        self._backwards = 0
         self._norms = [
             norm
             for norm in module.modules()
@@ -79,8 +86,13 @@ class Exchange:
         return logits
 
     def begin(self, epoch: int, step: int) -> None:
-        """A new step, before its backward pass."""
+        """A new step, before its backward pass: its random numbers follow from both."""
         self.reducer.begin(epoch, step)
+        self._begun = True
+
+    def close(self) -> None:
+        """End the threads that exchange; all workers do. The module stays."""
+        self.reducer.close()
 
     def share(self, notes: Tensor) -> Callable[[], Tensor]:
         """Begin to tell all workers this worker's `notes` (a few numbers) after a forward pass.
@@ -110,6 +122,15 @@ class Exchange:
 
         return settle
 
+    def _count(self, bucket: GradBucket) -> None:
+        """Where nobody says which step it is, backward passes are counted."""
+        if bucket.index() == 0:
+            if not self._begun:
+                self.reducer.begin(0, self._backwards)
+            self._backwards += 1
+        if bucket.is_last():
+            self._begun = False
+
     @torch.no_grad()
     def _average_statistics(self, rows: Tensor) -> None:
         """Make the running statistics those of all workers' shares together.
@@ -138,5 +159,6 @@ def _momentum(norm: _NormBase) -> float:
 def _sum_bucket(exchange: Exchange, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP's communication hook."""
     exchange._last_bucket = time.perf_counter()
+    exchange._count(bucket)
     slots = [exchange._slots[id(parameter)] for parameter in bucket.parameters()]
     return exchange.reducer.sum(bucket.index(), bucket.buffer(), slots)

@@ -255,6 +255,13 @@ COMPILE(avx2, __attribute__((target("avx2"))))
 
 static int plain = 0;
 
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "messages are little-endian, and packed as such"
+#endif
+
+/* Counted up with every change of what Python hands over; dat/comm/kernel.py has the same. */
+int32_t dat_version(void) { return 1; }
+
 /* 1: leave AVX2 alone, for tests. */
 void dat_plain(int32_t on) { plain = on; }
 
@@ -357,8 +364,8 @@ static void measure_part(const Job *job, int64_t tile) {
     job->parts[tile] = measure_tile(job, tile * TILE, job->run.length);
 }
 
-/* Large groups come one to a run. Their tiles are shared out, and what these measure is joined in
-   order, so that the number of threads does not matter. */
+/* The tiles of a run that is one group are shared out, and what these measure is joined in order, so
+   that the number of threads does not matter. */
 static void measure_run(Job job) {
     int64_t tiles = (job.run.length + TILE - 1) / TILE;
     int shared = job.threads > 1 && groups_of(&job) == 1;

@@ -17,6 +17,8 @@ from dat.comm.quantizer import Quantizer
 
 NORMS = {"max": 0, "l2": 1, "given": 2}
 MODES = {"set": 0, "add": 1, "subtract": 2}
+VERSION = 1
+"""Of what is handed over; kernel.c has the same."""
 AVOID = "DAT_NO_KERNEL"
 """Set it to do without the native kernel."""
 
@@ -28,10 +30,13 @@ def library() -> ctypes.CDLL | None:
         return None
     found = importlib.util.find_spec("dat.comm._kernel")
     try:
-        if found is not None and found.origin is not None:
-            return ctypes.CDLL(found.origin)
         reason = "the installation found no C compiler with OpenMP"
-    except OSError as error:
+        if found is not None and found.origin is not None:
+            built = ctypes.CDLL(found.origin)
+            if built.dat_version() == VERSION:
+                return built
+            reason = "it was built from another version of DAT"
+    except (OSError, AttributeError) as error:
         reason = str(error)
     warnings.warn(
         f"no native quantizer ({reason}): torch does its work, much slower. "

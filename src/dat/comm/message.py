@@ -55,6 +55,7 @@ class Message:
     def size(self) -> int:
         return FLOAT * (self.steps + self.floats) + self.codes
 
+    @cached_property
     def in_whole(self) -> Message:
         """The same message, of values that stand at their position in the whole gradient."""
         return replace(self, runs=tuple(run._replace(start=run.position) for run in self.runs))

@@ -24,7 +24,8 @@ class Protocol(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Default(Protocol):
-    """dense at 32 bits, chunked below."""
+    """dense at 32 bits; below, chunked for buckets and gather for the paper's quantizers, whose
+    groups no share may cut."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ order of the calls would differ from worker to worker, and all of them would wai
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -32,15 +32,48 @@ class Job:
 
     gradient: Tensor
     """Where it came from and where the sum goes."""
-    work: Tensor
-    """The same as float32, in the order of the route's slots."""
+    slots: Sequence[Slot]
+    ordered: Sequence[Slot]
+    """The same tensors in the order in which they travel."""
     route: Route
     keys: Keys
-    future: "Future[Tensor]"
+    done: "Future[None]"
     ready: Any = None
-    """On CUDA: recorded where the gradient was complete."""
-    pieces: Sequence[tuple[Tensor, Tensor]] = ()
-    """Where these two differ: every tensor of the gradient, there and here."""
+    """On CUDA: recorded when the gradient was complete and the route's buffers were made."""
+    work: Tensor = field(init=False)
+    """The gradient as float32, in the order in which it travels."""
+    error: Exception | None = None
+
+    def fetch(self) -> None:
+        if self._as_it_is():
+            self.work = self.gradient
+            return
+        self.work = torch.empty(len(self.gradient), device=self.gradient.device)
+        for there, here in self._pieces():
+            here.copy_(there)
+
+    def bring_back(self) -> None:
+        if not self._as_it_is():
+            for there, here in self._pieces():
+                there.copy_(here)
+
+    def result(self, done: "Future[None]") -> Tensor:
+        if self.error is not None:
+            raise self.error
+        return self.gradient
+
+    def _as_it_is(self) -> bool:
+        return self.ordered == self.slots and self.gradient.dtype == torch.float32
+
+    def _pieces(self) -> list[tuple[Tensor, Tensor]]:
+        """Every tensor, in the gradient and in what travels."""
+
+        def views(flat: Tensor, order: Sequence[Slot]) -> dict[Slot, Tensor]:
+            cut = flat.split([slot.length for slot in order])
+            return dict(zip(order, cut, strict=True))
+
+        here = views(self.work, self.ordered)
+        return [(view, here[slot]) for slot, view in views(self.gradient, self.slots).items()]
 
 
 class Reducer:
@@ -78,14 +111,16 @@ class Reducer:
         if isinstance(self.protocol, Dense):
             return self._sum_dense(gradient)
         job = self._job(index, gradient, slots)
+        future: Future[Tensor] = job.done.then(job.result)
         self._lanes[0].queue.put(job)
-        return job.future
+        return future
 
     def close(self) -> None:
-        """End the threads, after what is under way."""
+        """End the threads, after what is under way, and the process groups; all workers do."""
         for lane in self._lanes:
             lane.queue.put(None)
             lane.join()
+            dist.destroy_process_group(lane.group)
         self._lanes = []
 
     def _sum_dense(self, gradient: Tensor) -> "Future[Tensor]":
@@ -103,15 +138,11 @@ class Reducer:
     def _job(self, index: int, gradient: Tensor, slots: Sequence[Slot]) -> Job:
         cuda = self.world.device.type == "cuda"
         devices: list[int | str | torch.device] = [self.world.device] if cuda else []
-        ready = torch.cuda.current_stream().record_event() if cuda else None
-        future: Future[Tensor] = Future(devices=devices)
         ordered = sorted(slots, key=lambda slot: slot.position) if self.quantizer.whole else slots
         route = self._route(index, ordered)
-        if ordered == slots and gradient.dtype == torch.float32:
-            return Job(gradient, gradient, route, self._keys, future, ready)
-        work = torch.empty(len(gradient), device=gradient.device)
-        pieces = _pieces(gradient, slots, work, ordered)
-        return Job(gradient, work, route, self._keys, future, ready, pieces)
+        job = Job(gradient, slots, ordered, route, self._keys, Future(devices=devices))
+        job.ready = torch.cuda.current_stream().record_event() if cuda else None
+        return job
 
     def _route(self, index: int, slots: Sequence[Slot]) -> Route:
         """DDP cuts the gradient anew after the first step; then a bucket gets a new route."""
@@ -124,21 +155,19 @@ class Reducer:
 
     def _start_lanes(self) -> "list[_Lane]":
         def collect(job: Job, group: dist.ProcessGroup) -> int:
-            for there, here in job.pieces:
-                here.copy_(there)
+            job.fetch()
             return job.route.collect(job.work, job.keys, group)
 
         def spread(job: Job, group: dist.ProcessGroup) -> int:
             sent = job.route.spread(job.work, group)
-            for there, here in job.pieces:
-                there.copy_(here)
+            job.bring_back()
             return sent
 
         def both(job: Job, group: dist.ProcessGroup) -> int:
             return collect(job, group) + spread(job, group)
 
-        # on CUDA a collective is only enqueued; two communicators that wait for each other's
-        # kernels could block for ever, so there is one
+        # on CUDA a collective is only enqueued; two lanes whose kernels wait for each other's in
+        # another order at another worker could block for ever, so there is one
         stages = [both] if self.world.device.type == "cuda" else [collect, spread]
         lanes: list[_Lane] = []
         for stage in reversed(stages):
@@ -158,9 +187,10 @@ class _Lane(threading.Thread):
     ) -> None:
         super().__init__(daemon=True)
         self.queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.group = dist.new_group(timeout=timedelta(seconds=world.timeout))
         self._stage, self._world, self._ledger = stage, world, ledger
         self._following = following
-        self._group = dist.new_group(timeout=timedelta(seconds=world.timeout))
+        self._broken: Exception | None = None
         self.start()
 
     def run(self) -> None:
@@ -173,27 +203,21 @@ class _Lane(threading.Thread):
 
     def _serve(self) -> None:
         while (job := self.queue.get()) is not None:
+            self._handle(job)
+            if self._following:
+                self._following.queue.put(job)
+            else:
+                job.done.set_result(None)
+
+    def _handle(self, job: Job) -> None:
+        """After a failure the workers are no longer in step, so nothing more is exchanged."""
+        job.error = job.error or self._broken
+        if job.error is None:
             try:
                 if job.ready is not None:
                     job.ready.wait()
                 land = self._ledger.open_flight()
-                land(self._stage(job, self._group))
-                if self._following:
-                    self._following.queue.put(job)
-                else:
-                    job.future.set_result(job.gradient)
+                land(self._stage(job, self.group))
             except Exception as error:
-                job.future.set_exception(error)  # type: ignore[arg-type]  # torch's own mistake
-
-
-def _pieces(
-    gradient: Tensor, slots: Sequence[Slot], work: Tensor, ordered: Sequence[Slot]
-) -> list[tuple[Tensor, Tensor]]:
-    """The views of the same tensors in two orders."""
-
-    def views(flat: Tensor, order: Sequence[Slot]) -> dict[int, Tensor]:
-        cut = flat.split([slot.length for slot in order])
-        return {slot.position: view for slot, view in zip(order, cut, strict=True)}
-
-    inner = views(work, ordered)
-    return [(view, inner[position]) for position, view in views(gradient, slots).items()]
+                job.error = error
+        self._broken = job.error

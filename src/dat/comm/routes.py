@@ -47,7 +47,7 @@ class Memory:
         """Remember what the message does not say of x."""
         for run in layout.runs:
             self._of(run).copy_(x[run.start : run.start + run.length])
-        codec.decode(message, layout.in_whole(), self.left, "subtract")
+        codec.decode(message, layout.in_whole, self.left, "subtract")
 
     def _of(self, run: Run) -> Tensor:
         return self.left[run.position : run.position + run.length]

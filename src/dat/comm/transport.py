@@ -2,7 +2,8 @@
 
 gloo's own all-to-all posts its receives late and takes half as long again on a slow link as single
 sends with every receive posted first. These also leave time: a message is written while the one
-before it is on its way, and read while the next is coming. nccl's collectives are used as they are.
+before it is on its way, and read while the next is coming. On CUDA the collectives are used as they
+are.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def swap(out: Tensor, into: Tensor, group: dist.ProcessGroup, write: Callable[[i
     `write(i)` fills row i, and is called as late as possible.
     """
     rank, workers = dist.get_rank(), len(into)
-    if dist.get_backend(group) != "gloo":
+    if out.device.type != "cpu":
         for i in range(workers):
             write(i)
         dist.all_to_all_single(into.flatten(), out.flatten(), group=group)
@@ -42,7 +43,7 @@ def publish(
 ) -> None:
     """Everybody's `own`, one row a worker. `read(i)` is called as soon as row i is there."""
     rank, workers = dist.get_rank(), len(into)
-    if dist.get_backend(group) != "gloo":
+    if own.device.type != "cpu":
         dist.all_gather_single(into.flatten(), own, group=group)
         for i in range(workers):
             read(i)

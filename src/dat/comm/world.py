@@ -6,9 +6,11 @@ import atexit
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
 from typing import Self, TypeVar
@@ -24,6 +26,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MESSAGE_BYTES = 2048
 ROLL_CALL = 3.0
 """Seconds that a worker has to answer after the exchange broke off."""
+ANSWER = 0.5
+"""Seconds between looks whether the roll is called."""
+CALL = "call"
 
 
 class WorkerError(ValueError):
@@ -55,6 +60,8 @@ class World:
     """Seconds to wait for a silent worker."""
     store: Store | None = None
     """Where workers leave word for each other outside of the exchange."""
+    over: threading.Event = field(default_factory=threading.Event)
+    """Set when this worker leaves."""
 
     @classmethod
     def join(
@@ -98,6 +105,8 @@ class World:
         dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=size)
         world = cls(rank, size, place, backend, True, timeout, PrefixStore("dat", store))
         atexit.register(world.close)  # a script that does not close it must still end cleanly
+        if size > 1:
+            threading.Thread(target=world._answer, args=(world.over,), daemon=True).start()
         return world
 
     @property
@@ -154,30 +163,51 @@ class World:
             raise self._name_the_lost(error) from error  # the group is dead: nothing to leave
         self.close()
 
+    def close(self) -> None:
+        """Leave the process group, if this object made it."""
+        self.over.set()
+        if self.owner and dist.is_initialized():
+            dist.destroy_process_group()
+
     def _name_the_lost(self, error: RuntimeError) -> LostWorker:
         """A roll call outside of the exchange: who does not answer is lost."""
-        assert self.store is not None
-        silent = set(range(self.size))
-        patience = time.monotonic() + ROLL_CALL
-        reason = _reason(str(error))
-        try:
-            self.store.set(f"here/{self.rank}", "")
-            while silent and time.monotonic() < patience:
-                silent = {rank for rank in silent if not self.store.check([f"here/{rank}"])}
-                time.sleep(0.05)
-        except RuntimeError:  # the store went with the worker or the machine that kept it
+        reason, found = _reason(str(error)), []
+        caller = threading.Thread(target=lambda: found.append(self._call_the_roll()), daemon=True)
+        caller.start()
+        caller.join(ROLL_CALL + 2)  # the store has no timeout if its keeper is silent
+        if not found or found[0] is None:
             return LostWorker(f"lost contact with the other workers ({reason})", self.rank)
+        silent = sorted(found[0])
         if not silent:
             names = "the connection between the workers broke, though all of them answer"
         else:
             plural = "s" if len(silent) > 1 else ""
-            names = f"lost worker{plural} {', '.join(map(str, sorted(silent)))}: no answer"
-        return LostWorker(f"{names} ({reason})", min(set(range(self.size)) - silent))
+            names = f"lost worker{plural} {', '.join(map(str, silent))}: no answer"
+        return LostWorker(f"{names} ({reason})", min(set(range(self.size)) - set(silent)))
 
-    def close(self) -> None:
-        """Leave the process group, if this object made it."""
-        if self.owner and dist.is_initialized():
-            dist.destroy_process_group()
+    def _call_the_roll(self) -> set[int] | None:
+        """Who does not answer; none, if the store went with the machine that kept it."""
+        assert self.store is not None
+        silent = set(range(self.size)) - {self.rank}
+        patience = time.monotonic() + ROLL_CALL
+        try:
+            self.store.set(CALL, "")
+            while silent and time.monotonic() < patience:
+                time.sleep(0.05)
+                silent = {rank for rank in silent if not self.store.check([f"here/{rank}"])}
+        except RuntimeError:
+            return None
+        return silent
+
+    def _answer(self, over: threading.Event) -> None:
+        """A thread that answers the roll call, so that a worker that is busy is not taken for
+        lost."""
+        assert self.store is not None
+        with suppress(RuntimeError):
+            while not over.wait(ANSWER):
+                if self.store.check([CALL]):
+                    self.store.set(f"here/{self.rank}", "")
+                    return
 
 
 def _reason(message: str) -> str:

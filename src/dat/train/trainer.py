@@ -159,6 +159,7 @@ class Trainer:
         self._tell("started")
         try:
             records = [self._epoch(epoch) for epoch in range(self.epochs)]
+            self.worker.exchange.close()
         finally:
             self._tell("ended")
         return records
