@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run a command; bad input ends with one line on standard error and exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
     settle_in()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # sockets warn, with pages of addresses
     arguments = _parse(words)
     try:
         code = arguments.run(arguments, words)

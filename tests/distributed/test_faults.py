@@ -165,7 +165,7 @@ def test_without_an_agent_the_others_name_the_one_that_is_gone(
         assert said[0].startswith("error: lost worker 1: no answer (")
         assert said[1] == ""
     else:
-        assert all(text.startswith("error: lost ") for text in said)
+        assert all(text.startswith("error: lost ") for text in said), said
     assert all("Traceback" not in text for text in said)
     assert [worker.returncode for worker in left] == [1, 1]
 
