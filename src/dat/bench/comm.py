@@ -25,7 +25,7 @@ from dat.fields import SettingError
 from dat.models import build_model
 from dat.report import counting
 
-BUCKET = int(os.environ.get("DATB", 25)) * 2**20 // 4
+BUCKET = 25 * 2**20 // 4
 """Values in a bucket, as DDP cuts a gradient."""
 
 
