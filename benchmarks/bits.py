@@ -13,11 +13,12 @@ its 95 % interval (Student's t).
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from runs import mean_and_spread, save, table, train
+from runs import RESULTS, mean_and_spread, save, table, train
 from scipy import stats
 
 RECIPE = str(Path(__file__).with_name("fashion.yaml"))
@@ -37,6 +38,13 @@ ROWS = {
     "ours (bucket), 8 bits, two-sided": ("quantizer.bits=8", "protocol.name=chunked"),
     "ours (bucket), 4 bits, one-sided": ("quantizer.bits=4", "protocol.name=gather"),
     "ours (bucket), 4 bits, two-sided": ("quantizer.bits=4", "protocol.name=chunked"),
+    "ours, 4 bits, two-sided, buckets of 128": (
+        *("quantizer.bits=4", "protocol.name=chunked", "quantizer.size=128"),
+    ),
+    "ours, 4 bits, two-sided, error feedback": (
+        *("quantizer.bits=4", "protocol.name=chunked"),
+        *("quantizer.error_feedback=true", "quantizer.rounding=nearest"),
+    ),
 }
 
 
@@ -54,11 +62,17 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--fresh", action="store_true", help="do not go on with what there is")
     arguments = parser.parse_args()
     fixed = (*FIXED, f"data.name={arguments.data}", "comm.threads=1")
+    kept = RESULTS / "bits.json"
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in ROWS}
+    if kept.exists() and not arguments.fresh:
+        results |= json.loads(kept.read_text())
     for seed in range(arguments.seeds):
         for name, settings in ROWS.items():
+            if seed < len(results[name]):
+                continue
             run = train(RECIPE, *fixed, *settings, f"seed={seed}", workers=arguments.workers)
             results[name].append(run)
     base = results["32 bits"]
