@@ -34,9 +34,12 @@ def test_the_python_example_runs_and_gives_a_robust_model() -> None:
 
 
 def test_the_tables_are_the_measured_ones() -> None:
-    for name in ("digits", "large_batch"):
-        (block,) = re.findall(rf"<!-- {name}\.md -->\n(.*?)<!-- end -->", README, flags=re.DOTALL)
-        assert block == (ROOT / "benchmarks" / "results" / f"{name}.md").read_text()
+    pages = README + (ROOT / "docs" / "communication.md").read_text()
+    found = dict(re.findall(r"<!-- (\w+)\.md -->\n(.*?)<!-- end -->", pages, flags=re.DOTALL))
+    results = ROOT / "benchmarks" / "results"
+    assert found.keys() == {path.stem for path in results.glob("*.md")}
+    for name, block in found.items():
+        assert block == (results / f"{name}.md").read_text()
 
 
 def test_the_recipe_is_valid(tmp_path: Path) -> None:
