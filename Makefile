@@ -24,7 +24,7 @@ types: $(VENV)/dev.done
 unit: $(VENV)/dev.done
 	$(BIN)/python -m pytest
 
-$(VENV)/run.done: pyproject.toml constraints.txt
+$(VENV)/run.done: pyproject.toml constraints.txt src/dat/comm/kernel.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@

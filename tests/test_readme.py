@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import dat
 from dat.recipes import read
 from dat.threat import ThreatModel
 
@@ -31,6 +32,29 @@ def test_the_python_example_runs_and_gives_a_robust_model() -> None:
     ta, ra = names["accuracy"].ta, names["accuracy"].ra  # type: ignore[attr-defined]
     assert ta > 85
     assert ra > 50
+
+
+def test_the_loop_with_an_exchange_of_its_own_runs() -> None:
+    page = (ROOT / "docs" / "communication.md").read_text()
+    (loop,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.BatchNorm1d(3))
+    names = {
+        "dat": dat,
+        "torch": torch,
+        "model": model,
+        "world": dat.World.join(),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "batches": [(torch.randn(8, 5), torch.randint(3, (8,))) for _ in range(3)],
+        "global_batch": 8,
+    }
+    before = [p.detach().clone() for p in model.parameters()]
+    try:
+        exec(loop, names)
+    finally:
+        dist.destroy_process_group()
+    assert all(not torch.equal(a, b) for a, b in zip(before[:1], model.parameters(), strict=False))
+    losses = names["losses"]
+    assert isinstance(losses, torch.Tensor) and losses.shape == (1, 1) and losses.isfinite().all()
 
 
 def test_the_tables_are_the_measured_ones() -> None:
