@@ -308,7 +308,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _bench_comm_arguments(comm: argparse.ArgumentParser) -> None:
-    _workers_argument(comm)
+    _workers_argument(comm, usual=2)
     comm.add_argument("--model", default="resnet50", help="whose gradient (resnet50)")
     comm.add_argument("--values", type=_count, metavar="N", help="a gradient of N values instead")
     comm.add_argument("--bits", type=_counts, default=(32, 8, 4), help="e.g. 32,8,4")
@@ -388,10 +388,9 @@ def _settings_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _workers_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workers", type=_positive, metavar="M", help="worker processes on this machine (1)"
-    )
+def _workers_argument(parser: argparse.ArgumentParser, usual: int = 1) -> None:
+    text = f"worker processes on this machine ({usual})"
+    parser.add_argument("--workers", type=_positive, metavar="M", help=text)
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -38,11 +38,12 @@ def library() -> ctypes.CDLL | None:
             reason = "it was built from another version of DAT"
     except (OSError, AttributeError) as error:
         reason = str(error)
-    warnings.warn(
-        f"no native quantizer ({reason}): torch does its work, much slower. "
-        "Install gcc, then DAT again",
-        stacklevel=2,
-    )
+    if os.environ.get("RANK", "0") == "0":  # one worker says it for all
+        warnings.warn(
+            f"no native quantizer ({reason}): torch does its work, much slower. "
+            "Install gcc, then DAT again",
+            stacklevel=2,
+        )
     return None
 
 
