@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from runs import save, table
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from dat.bench import testbed
+from dat.bench import run_workers, testbed
 from dat.comm import Buckets, Chunked, Dense, Exchange, Ring, World
 from dat.models import build_model
 
@@ -112,21 +111,7 @@ def main() -> None:
     ):
         out = Path(folder) / "seconds.json"
         words = [sys.executable, __file__, *sys.argv[1:], "--out", str(out)]
-        running = []
-        for rank, host in enumerate(hosts):
-            environment = os.environ | {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(len(hosts)),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(len(hosts)),
-                "MASTER_ADDR": hosts[0].address,
-                "MASTER_PORT": "29500",
-                "GLOO_SOCKET_IFNAME": "eth0",
-                "OMP_NUM_THREADS": "1",
-            }
-            running.append(subprocess.Popen(host.command(words), env=environment))
-        if sum(process.wait() for process in running):
-            raise SystemExit("a worker failed")
+        run_workers(hosts, words)
         seconds = json.loads(out.read_text())
     alone = seconds["no exchange"]
     base = seconds["torch DDP, fp32"] - alone

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LAUNCHED = "DAT_LAUNCHED"
-"""Set for workers that `launch` started, to tell them from torchrun's."""
+"""Set for workers that `launch` started, to tell them from torchrun's: the launcher's number."""
 
 
 def is_worker() -> bool:
@@ -31,7 +31,7 @@ def launch(workers: int, command: Sequence[str]) -> int:
     for name in list(logging.root.manager.loggerDict):  # each has a level of its own
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ[LAUNCHED] = "1"
+    os.environ[LAUNCHED] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker sets its own number when it joins
     config = LaunchConfig(
         min_nodes=1,
@@ -95,3 +95,5 @@ def settle_in() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != int(os.environ[LAUNCHED]):  # it was gone before that
+        os._exit(1)

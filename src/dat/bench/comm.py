@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +16,8 @@ from typing import Any
 
 import torch
 
-from dat.bench.link import Host, check_link, testbed
+from dat.bench.link import check_link, testbed
+from dat.bench.workers import LOCAL, run_workers
 from dat.comm import PROTOCOLS, QUANTIZERS, Ledger, Protocol, Quantizer, Reducer, World
 from dat.comm.message import Slot
 from dat.fields import SettingError
@@ -94,12 +93,12 @@ def bench_comm(
     for link in links or ("loopback",):
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "result.json"
-            command = [*words, "--result", str(result)]
+            command = [sys.executable, "-m", "dat", *words, "--result", str(result)]
             if link == "loopback":
-                _run_workers([None] * workers, command, "127.0.0.1", "lo")
+                run_workers([LOCAL] * workers, command)
             else:
                 with testbed(workers, link) as hosts:
-                    _run_workers(hosts, command, hosts[0].address, "eth0")
+                    run_workers(hosts, command)
             rows += [row | {"link": link} for row in json.loads(result.read_text())]
     return rows
 
@@ -206,46 +205,3 @@ def _counter() -> int:
         if colon and interface.strip() == name:
             return int(numbers.split()[8])
     return 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _run_workers(
-    hosts: Sequence[Host | None], command: Sequence[str], address: str, interface: str
-) -> None:
-    """Start `dat COMMAND` once a host, as torchrun would, and wait; if one fails, end all."""
-    port = _free_port()
-    running: list[subprocess.Popen[str]] = []
-    try:
-        for rank, host in enumerate(hosts):
-            environment = os.environ | {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(len(hosts)),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(len(hosts)),
-                "MASTER_ADDR": address,
-                "MASTER_PORT": str(port),
-                "GLOO_SOCKET_IFNAME": interface,
-                "OMP_NUM_THREADS": "1",
-                "DAT_LAUNCHED": "1",
-            }
-            words = [sys.executable, "-m", "dat", *command]
-            running.append(
-                subprocess.Popen(host.command(words) if host else words, env=environment, text=True)
-            )
-        while any(process.poll() is None for process in running):
-            if any(process.returncode for process in running):
-                break
-            time.sleep(0.05)
-        for rank, process in enumerate(running):
-            if process.returncode:
-                raise OSError(f"worker {rank} of the measurement ended with {process.returncode}")
-    finally:
-        for process in running:
-            if process.poll() is None:
-                process.kill()
-            process.wait()

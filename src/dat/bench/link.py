@@ -32,10 +32,11 @@ class Host:
 
     namespace: str
     address: str
+    interface: str = "eth0"
 
     def command(self, words: Sequence[str]) -> list[str]:
         """The command line that runs `words` on this host."""
-        return ["ip", "netns", "exec", self.namespace, *words]
+        return ["ip", "netns", "exec", self.namespace, *words] if self.namespace else list(words)
 
 
 @contextmanager

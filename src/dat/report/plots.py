@@ -23,7 +23,6 @@ def bar_chart(
     *,
     title: str,
     axis: str,
-    stacked: bool = False,
 ) -> None:
     """Horizontal bars, one group a label, with the value at each bar's end."""
     import matplotlib
@@ -31,19 +30,14 @@ def bar_chart(
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    height = 0.8 if stacked else 0.8 / len(series)
-    figure, axes = plt.subplots(
-        figsize=(8, 1.2 + 0.35 * len(labels) * (1 if stacked else len(series)))
-    )
-    left = [0.0] * len(labels)
+    height = 0.8 / len(series)
+    figure, axes = plt.subplots(figsize=(8, 1.2 + 0.3 * len(labels) * len(series)))
     for number, (name, values) in enumerate(series.items()):
-        shift = 0.0 if stacked else (number - (len(series) - 1) / 2) * height
-        places = [place + shift for place in range(len(labels))]
-        bars = axes.barh(places, values, height, left=left if stacked else None, label=name)
-        if stacked:
-            left = [a + b for a, b in zip(left, values, strict=True)]
-        else:
-            axes.bar_label(bars, fmt="%.3g", padding=3)
+        shift = (number - (len(series) - 1) / 2) * height
+        bars = axes.barh(
+            [place + shift for place in range(len(labels))], values, height, label=name
+        )
+        axes.bar_label(bars, fmt="%.3g", padding=3)
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set_xlabel(axis)
