@@ -97,10 +97,11 @@ def attack_is_silent(world: World) -> Any:
             optimizer=LAMB()(exchange.module),
         )
         exchange.ledger.close()
+        steps_sent = 0
         for step in range(plan.steps):
-            dat_step(worker, 0, step)
+            steps_sent += dat_step(worker, 0, step).traffic.sent
             drawn |= set(worker.draw(0, step)[2].tolist())
-        sent.append(exchange.ledger.close().sent)
+        sent.append(steps_sent)
     return {"sent": sent, "drawn": sorted(drawn)}
 
 
