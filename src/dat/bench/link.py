@@ -120,14 +120,14 @@ def _remove(namespace: str) -> None:
 
 @contextmanager
 def _ends_on_signal() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the work as Ctrl-C does, so that the namespaces are removed."""
+    """Signals end the work as Ctrl-C does, so that the namespaces are removed; SIGINT as well where
+    it would be ignored, as it is for what a shell starts in the background."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
-    }
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in ending}
     try:
         yield
     finally:

@@ -29,6 +29,12 @@ ROLL_CALL = 3.0
 ANSWER = 0.5
 """Seconds between looks whether the roll is called."""
 CALL = "call"
+BROKE_OFF = (
+    r"Timed out waiting \d+ms",
+    "timeout caused pair closure",
+    "Connection (?:closed|reset) by peer",
+)
+"""What gloo says when a worker is gone."""
 
 
 class WorkerError(ValueError):
@@ -212,15 +218,13 @@ class World:
 
 def _reason(message: str) -> str:
     """What gloo says in the end, without the path of its source."""
-    found = re.search(r"Timed out waiting \d+ms|Connection (closed|reset) by peer", message)
+    found = re.search("|".join(BROKE_OFF), message)
     return found[0] if found else " ".join(message.splitlines()[0].split())
 
 
 def _broke_off(message: str) -> bool:
     """gloo and nccl have no exception of their own for it."""
-    return any(
-        word in message for word in ("Connection closed", "Connection reset", "NCCL", "gloo")
-    )
+    return any(re.search(word, message) for word in (*BROKE_OFF, "NCCL", "gloo"))
 
 
 def cores() -> int:
