@@ -68,6 +68,8 @@ class World:
     """Where workers leave word for each other outside of the exchange."""
     over: threading.Event = field(default_factory=threading.Event)
     """Set when this worker leaves."""
+    callers: list[int] = field(default_factory=list)
+    """Whose roll call this worker has answered."""
 
     @classmethod
     def join(
@@ -181,8 +183,9 @@ class World:
         caller = threading.Thread(target=lambda: found.append(self._call_the_roll()), daemon=True)
         caller.start()
         caller.join(ROLL_CALL + 2)  # the store has no timeout if its keeper is silent
-        if not found or found[0] is None:
-            return LostWorker(f"lost contact with the other workers ({reason})", self.rank)
+        if not found or found[0] is None:  # whoever called the roll before has told already
+            speaker = min([*self.callers, self.rank])
+            return LostWorker(f"lost contact with the other workers ({reason})", speaker)
         silent = sorted(found[0])
         if not silent:
             names = "the connection between the workers broke, though all of them answer"
@@ -197,7 +200,7 @@ class World:
         silent = set(range(self.size)) - {self.rank}
         patience = time.monotonic() + ROLL_CALL
         try:
-            self.store.set(CALL, "")
+            self.store.set(CALL, str(self.rank))
             while silent and time.monotonic() < patience:
                 time.sleep(0.05)
                 silent = {rank for rank in silent if not self.store.check([f"here/{rank}"])}
@@ -212,6 +215,7 @@ class World:
         with suppress(RuntimeError):
             while not over.wait(ANSWER):
                 if self.store.check([CALL]):
+                    self.callers.append(int(self.store.get(CALL)))
                     self.store.set(f"here/{self.rank}", "")
                     return
 
