@@ -10,7 +10,7 @@ import pytest
 
 from dat.cli import main
 
-TINY = ("model.width=4", "attack.steps=1", "train.epochs=1", "train.batch=640", "evaluate.steps=1")
+TINY = ("model.width=4", "attack.steps=1", "train.epochs=1", "train.batch=640", "evaluate.attacks=pgd-1")
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from dat.attacks import FGSM, PGD, NoAttack, attack_mode
 from dat.comm import Auto, World, choose, protocol_name, quantizer_name
 from dat.config import DataConfig, RunConfig, merge
 from dat.data import ImageData, Splits, load, split_holdout
-from dat.evaluation import Accuracy, evaluate
+from dat.evaluation import Assessment, assess
+from dat.evaluation.suites import AUTOATTACK, CLEAN, suite
 from dat.models import build_model, normalized
 from dat.optim import LSGD, SGD
-from dat.report import Progress, counting
-from dat.train import EpochRecord, RunFolder, Trainer, load_weights
+from dat.report import Progress
+from dat.train import EpochRecord, RunFolder, Trainer
 from dat.train.folder import CONFIG, RESULT
 
 
@@ -65,8 +65,18 @@ def check_model(model: nn.Module, data: ImageData) -> None:
         )
 
 
+def check_attacks(config: RunConfig, classes: int) -> None:
+    """Refuse an attack that there is not before the work begins."""
+    for name in config.evaluate.attacks:
+        try:
+            suite(name, classes)
+        except ValueError as error:
+            raise ValueError(f"evaluate.attacks: {error}") from None
+
+
 def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
     train, holdout = split_holdout(data.train, config.data.holdout, config.seed)
+    check_attacks(config, data.train.classes)
     model = make_model(config, data)
     check_model(model, data.train)
     return Trainer(
@@ -131,30 +141,6 @@ def settle_protocol(trainer: Trainer, *, quiet: bool = False) -> None:
         print(f"protocol auto: {chosen}, as measured", file=sys.stderr)
 
 
-def measure(
-    run: Path, weights: str = "best", edits: dict[str, Any] | None = None
-) -> dict[str, Any] | None:
-    """Measure a finished run's weights again on the test set, by all workers."""
-    recipe, config = read_run(run, edits)
-    with make_world(config) as world:
-        data = world.together(lambda: load(config.data.name))
-        model = world.together(lambda: make_model(config, data))
-        world.together(lambda: load_weights(model, run / f"{weights}.safetensors"))
-        share = -(-len(data.test) // world.size)
-        with counting("evaluating", share, show=world.first) as progress:
-            accuracy = _test(config, model.to(world.device), data.test, world, progress)
-        found = {
-            "run": str(run),
-            "weights": weights,
-            "recipe": recipe,
-            "attack": attack_name(config),
-            "images": accuracy.images,
-            "ta": accuracy.ta,
-            "ra": accuracy.ra,
-        }
-        return found if world.first else None
-
-
 def read_run(run: Path, edits: dict[str, Any] | None = None) -> tuple[str, RunConfig]:
     """The recipe's name and the config of a run's folder."""
     path = run / CONFIG
@@ -193,10 +179,36 @@ def method_name(config: RunConfig, workers: int) -> str:
     return f"DAT-{oracle}{' w/o LALR' if isinstance(config.optimizer, SGD) else ''}"
 
 
-def attack_name(config: RunConfig) -> str:
-    """The attack behind RA, as tables head it."""
-    restarts = f" x{config.evaluate.restarts}" if config.evaluate.restarts > 1 else ""
-    return f"PGD-{config.evaluate.steps}{restarts}, {config.threat.norm} {config.threat.eps:.4g}"
+def accuracy_of(
+    config: RunConfig, model: nn.Module, test: ImageData, world: World, **options: Any
+) -> Assessment:
+    """Measure a model as the config says."""
+    return assess(
+        model,
+        first_images(test, config.evaluate.images),
+        config.evaluate.attacks,
+        threat=config.threat,
+        batch=config.evaluate.batch,
+        seed=config.seed,
+        world=world,
+        **options,
+    )
+
+
+def first_images(data: ImageData, count: int | None) -> ImageData:
+    return data if count is None or count >= len(data) else data.take(torch.arange(count))
+
+
+def figures(config: RunConfig, found: Assessment) -> dict[str, Any]:
+    """TA, RA and AA as tables show them: RA is that of the first attack which is not AutoAttack."""
+    plain = [name for name in found.suites if not name.startswith(AUTOATTACK) and name != CLEAN]
+    threat = f"{config.threat.norm} {config.threat.eps:.4g}"
+    result: dict[str, Any] = {"images": found.images, "ta": found.ta}
+    result |= {"attack": f"{plain[0]}, {threat}" if plain else threat}
+    result |= {"ra": found.ra(plain[0]) if plain else None}
+    if AUTOATTACK in found.suites:
+        result["aa"] = found.ra(AUTOATTACK)
+    return result
 
 
 def _folder(out: Path, world: World, overwrite: bool) -> RunFolder | None:
@@ -216,26 +228,6 @@ def _resolved(config: RunConfig, trainer: Trainer) -> DataConfig:
     return replace(config.data, name=path, parts=len(trainer.plan.parts))
 
 
-def _test(
-    config: RunConfig,
-    model: nn.Module,
-    test: ImageData,
-    world: World,
-    progress: Callable[[int], None] = lambda count: None,
-) -> Accuracy:
-    return evaluate(
-        model,
-        test,
-        threat=config.threat,
-        attack=PGD(steps=config.evaluate.steps),
-        restarts=config.evaluate.restarts,
-        batch=config.evaluate.batch,
-        seed=config.seed,
-        world=world,
-        progress=progress,
-    )
-
-
 def _result(
     config: RunConfig,
     recipe: str,
@@ -244,8 +236,11 @@ def _result(
     test: ImageData,
 ) -> dict[str, Any]:
     world, epochs = trainer.world, len(records)
-    accuracy = {
-        name: _test(config, trainer.best_model(name), test, world) for name in trainer.models()
+    found = {
+        name: figures(
+            config, accuracy_of(config, trainer.best_model(name), test, world, check=False)
+        )
+        for name in trainer.models()
     }
     result: dict[str, Any] = {
         "recipe": recipe,
@@ -257,10 +252,7 @@ def _result(
         "protocol": protocol_name(trainer.protocol),
         "epochs": epochs,
         "steps": epochs * trainer.plan.steps,
-        "attack": attack_name(config),
-        "images": accuracy[""].images,
-        "ta": accuracy[""].ta,
-        "ra": accuracy[""].ra,
+        **found[""],
         "best_epoch": trainer.best_epoch(),
         "holdout_ta": records[trainer.best_epoch() - 1].holdout_ta,
         "holdout_ra": records[trainer.best_epoch() - 1].holdout_ra,
@@ -272,6 +264,8 @@ def _result(
         "mb_busiest": sum(r.mb_busiest for r in records) / epochs,
         "mb_per_epoch": sum(r.mb_epoch for r in records) / epochs,
     }
-    if "ema-" in accuracy:
-        result |= {"ema_ta": accuracy["ema-"].ta, "ema_ra": accuracy["ema-"].ra}
+    if "ema-" in found:
+        result |= {
+            f"ema_{key}": found["ema-"][key] for key in ("ta", "ra", "aa") if key in found["ema-"]
+        }
     return result

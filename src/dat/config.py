@@ -63,8 +63,12 @@ class TrainConfig(Settings):
 class EvaluateConfig(Settings):
     """How the finished model is measured on the test set."""
 
-    steps: int = setting(20, "PGD steps of the robust accuracy RA", ge=1)
-    restarts: int = setting(1, "attacks that a sample must survive", ge=1)
+    attacks: tuple[str, ...] = setting(
+        ("pgd-20",),
+        "what images must survive: pgd-20, pgd-100x5 (five restarts), cw-20, fgsm, apgd-ce, "
+        "apgd-t, fab-t, square, autoattack, autoattack-rand; several with commas",
+    )
+    images: int | None = setting(None, "the first so many of the test set; none is all", ge=1)
     batch: int = setting(256, "images at a time; has no influence on the result", ge=1)
 
 

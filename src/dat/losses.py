@@ -5,7 +5,39 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+TINY = 1e-12
+
 
 def cross_entropy(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
     """-log p(label), with label smoothing as in Szegedy et al. 2016."""
     return F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+
+
+def margin(logits: Tensor, labels: Tensor) -> Tensor:
+    """By how much the best wrong class beats the label: above 0 means misclassified (the loss of
+    Carlini & Wagner 2017)."""
+    wrong = logits.scatter(1, labels.unsqueeze(1), float("-inf"))
+    return wrong.max(1).values - _of(logits, labels)
+
+
+def dlr(logits: Tensor, labels: Tensor) -> Tensor:
+    """The margin as a ratio of differences of logits (Croce & Hein 2020): neither a shift nor a
+    scale of the logits changes it, so it does not saturate where a softmax does."""
+    top = logits.topk(3, dim=1).values
+    return margin(logits, labels) / (top[:, 0] - top[:, 2] + TINY)
+
+
+def targeted_dlr(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+    """The same with a given wrong class; its scale is the top logit above the third and fourth."""
+    top = logits.topk(4, dim=1).values
+    scale = top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + TINY
+    return lead(logits, labels, targets) / scale
+
+
+def lead(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+    """By how much a given wrong class beats the label."""
+    return _of(logits, targets) - _of(logits, labels)
+
+
+def _of(logits: Tensor, classes: Tensor) -> Tensor:
+    return logits.gather(1, classes.unsqueeze(1)).squeeze(1)

@@ -11,6 +11,7 @@ from dat.fields import Settings, setting
 from dat.rng import Draws
 
 TINY = 1e-12
+HUGE = 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +28,23 @@ class ThreatModel(Settings):
         else:  # a uniform direction; the radius is the dimension's root of a uniform number
             direction = _unit(draws.normal(x.shape, x.dtype))
             one = draws.fork("radius").uniform(torch.Size((len(x), 1)), x.dtype)
-            delta = direction * _per_sample(one.squeeze(1) ** (1 / x.shape[1:].numel()), x)
+            delta = direction * per_sample(one.squeeze(1) ** (1 / x.shape[1:].numel()), x)
         return self.project(x + self.eps * delta, x)
 
-    def ascend(self, x_adv: Tensor, gradient: Tensor, step: float, x: Tensor) -> Tensor:
-        """One step along the steepest ascent of this norm, then back into the ball."""
+    def random_edge(self, x: Tensor, draws: Draws) -> Tensor:
+        """A random point of the ball's surface around each x, clipped to [0, 1]."""
+        if self.norm == "linf":
+            delta = draws.uniform(x.shape, x.dtype).mul_(2).sub_(1)
+            delta /= per_sample(delta.flatten(1).abs().amax(1), x).clamp_min(TINY)
+        else:
+            delta = _unit(draws.normal(x.shape, x.dtype))
+        return self.project(x + self.eps * delta, x)
+
+    def ascend(self, x_adv: Tensor, gradient: Tensor, step: float | Tensor, x: Tensor) -> Tensor:
+        """One step along the steepest ascent of this norm, then back into the ball; `step` may be
+        one for each sample."""
+        if isinstance(step, Tensor):
+            step = per_sample(step, x)
         direction = gradient.sign() if self.norm == "linf" else _unit(gradient)
         return self.project(x_adv + step * direction, x)
 
@@ -42,19 +55,49 @@ class ThreatModel(Settings):
             inside = torch.clamp(x_adv, x - self.eps, x + self.eps)
         else:
             delta = x_adv - x
-            length = _per_sample(delta.flatten(1).norm(dim=1), x)
+            length = per_sample(delta.flatten(1).norm(dim=1), x)
             inside = x + delta * (self.eps / length.clamp_min(TINY)).clamp_max(1.0)
         return inside.clamp_(0.0, 1.0)
 
     def size(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """The norm of each sample's perturbation."""
-        delta = (x_adv - x).flatten(1)
-        return delta.abs().amax(1) if self.norm == "linf" else delta.norm(dim=1)
+        return self.length(x_adv - x)
+
+    def length(self, delta: Tensor) -> Tensor:
+        """The norm of each sample."""
+        flat = delta.flatten(1)
+        return flat.abs().amax(1) if self.norm == "linf" else flat.norm(dim=1)
+
+    def reach(self, x: Tensor, normal: Tensor, gap: Tensor) -> Tensor:
+        """The smallest step d from x, in this norm, with normal . d = gap and x + d in [0, 1]; the
+        whole way into the corner where the box is too small for that.
+
+        Each pixel goes min(t * pace, room) in the direction that closes the gap, where room is the
+        way to the box's wall and pace is 1 (linf) or |normal| (l2). What is closed is concave and
+        piecewise linear in t, so Newton's method from below ends at the exact t after a few steps.
+        """
+        way = normal.sign() * per_sample(gap.sign(), x)
+        room = torch.where(way > 0, 1.0 - x, x)
+        weight = normal.abs()
+        pace = torch.ones_like(weight) if self.norm == "linf" else weight
+        gain, wanted = (weight * pace).flatten(1), gap.abs()
+        stop, most = (room / pace).flatten(1), (weight * room).flatten(1)
+        t = wanted / gain.sum(1).clamp_min(TINY)
+        for _ in range(x.shape[1:].numel()):
+            walled = stop <= t.unsqueeze(1)
+            left = wanted - (most * walled).sum(1)
+            slope = (gain * ~walled).sum(1)
+            further = torch.where(slope > 0, left / slope.clamp_min(TINY), float("inf"))
+            if not (further > t).any():
+                break
+            t = torch.maximum(t, further)
+        return way * torch.minimum(per_sample(t.clamp_max(HUGE), x) * pace, room)
 
 
-def _per_sample(values: Tensor, x: Tensor) -> Tensor:
+def per_sample(values: Tensor, x: Tensor) -> Tensor:
+    """One value a sample, in a shape that goes with the images'."""
     return values.reshape(-1, *[1] * (x.dim() - 1))
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x / _per_sample(x.flatten(1).norm(dim=1), x).clamp_min(TINY)
+    return x / per_sample(x.flatten(1).norm(dim=1), x).clamp_min(TINY)

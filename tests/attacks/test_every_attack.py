@@ -1,50 +1,57 @@
-"""What holds of every attack of the registry, with any settings: to register is to be tested."""
+"""What holds of every attack of the registry, with any settings: to register is to be tested.
+
+An attack is set against a bare closure if it can do with one, against a victim whose loss is to be
+as high as it gets, and against one that need only be broken.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from dat.attacks import ATTACKS, Attack, Loss, attack_mode
+from dat.attacks import ATTACKS, Attack, Loss, Victim, attack_mode
+from dat.losses import cross_entropy
 from dat.rng import Draws
 from dat.threat import ThreatModel
-
-
-def variants() -> list[Attack]:
-    """Each attack as it comes, with each switch thrown, and with each count one higher."""
-    found = []
-    for kind in ATTACKS.values():
-        attack = kind()
-        found.append(attack)
-        for field in dataclasses.fields(kind):
-            value = getattr(attack, field.name)
-            if isinstance(value, bool):
-                found.append(dataclasses.replace(attack, **{field.name: not value}))
-            elif isinstance(value, int):
-                found.append(dataclasses.replace(attack, **{field.name: value + 1}))
-    return found
-
+from tests.attacks.cases import (
+    CLASSES,
+    UNTIL_BROKEN,
+    Network,
+    answers,
+    both_norms,
+    cheap,
+    goal,
+    goals_of,
+    images,
+    takes_a_closure,
+    variants,
+    wavy,
+)
 
 every_attack = pytest.mark.parametrize("attack", variants(), ids=repr)
-both_norms = pytest.mark.parametrize("norm", ["linf", "l2"])
+every_case = pytest.mark.parametrize(
+    ("attack", "kind"),
+    [
+        pytest.param(attack, kind, id=f"{attack!r}-{kind}")
+        for attack in variants()
+        for kind in goals_of(attack)
+    ],
+)
 
 
-def images(shape: tuple[int, ...], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Images of which many pixels are exactly 0 or 1."""
-    random = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-    return (2 * random - 0.5).clamp(0, 1)
-
-
-def wavy_loss(pixels: int, *, slope: float = 1.0, dtype: torch.dtype = torch.float32) -> Loss:
-    """Not concave, and of the same form for every sample."""
-    w = torch.randn(pixels, 3, generator=torch.Generator().manual_seed(1), dtype=dtype)
-    return lambda x: slope * torch.sin(x.flatten(1) @ w).sum(1)
+def wavy_case(
+    kind: str, shape: tuple[int, ...] = (3, 2, 3, 3), *, dtype: torch.dtype = torch.float32
+) -> tuple[Loss, Tensor]:
+    """A goal, and images that are right to begin with."""
+    x = images(shape, dtype=dtype)
+    network = wavy(x[0].numel(), dtype=dtype)
+    return goal(kind, network, answers(network, x)), x
 
 
 class Boom(Exception):
@@ -60,7 +67,7 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm2d(4)
         self.drop = nn.Dropout(0.5)
         self.norm_1d = nn.BatchNorm1d(64)
-        self.head = nn.Linear(64, 3)
+        self.head = nn.Linear(64, CLASSES)
         self.seen: set[tuple[bool, ...]] = set()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -93,11 +100,7 @@ def state(net: Net) -> list[object]:
     return [tensors, gradients, modes, [p.requires_grad for p in net.parameters()]]
 
 
-def loss_of(net: Net) -> Loss:
-    return lambda x: F.cross_entropy(net(x), torch.arange(len(x)) % 3, reduction="none")
-
-
-def failing_on(call: int, loss: Loss) -> Loss:
+def failing_on(call: int, network: Network) -> Network:
     calls = 0
 
     def counted(x: Tensor) -> Tensor:
@@ -105,14 +108,21 @@ def failing_on(call: int, loss: Loss) -> Loss:
         calls += 1
         if calls == call:
             raise Boom
-        return loss(x)
+        return network(x)
 
     return counted
 
 
-@every_attack
+def modes_of(kind: str) -> Iterator[str]:
+    """Whoever is broken leaves the batch, and the last one has no statistics of its own."""
+    yield "eval"
+    if kind != UNTIL_BROKEN:
+        yield "train"
+
+
+@every_case
 @both_norms
-@settings(derandomize=True, deadline=None, max_examples=20)
+@settings(derandomize=True, deadline=None, max_examples=6)
 @given(
     eps=st.floats(0, 2) | st.sampled_from([0.0, 1 / 255, 8 / 255, 100.0]),
     shape=st.tuples(*(st.integers(1, top) for top in (3, 3, 4, 4))),
@@ -122,6 +132,7 @@ def failing_on(call: int, loss: Loss) -> Loss:
 )
 def test_result_is_in_ball_and_box(
     attack: Attack,
+    kind: str,
     norm: str,
     eps: float,
     shape: tuple[int, ...],
@@ -130,7 +141,7 @@ def test_result_is_in_ball_and_box(
     dtype: torch.dtype,
 ) -> None:
     x = images(shape, seed=seed, dtype=dtype)
-    loss = wavy_loss(x[0].numel(), slope=slope, dtype=dtype)
+    loss = goal(kind, wavy(x[0].numel(), slope=slope, dtype=dtype), torch.arange(len(x)))
     draws = Draws.of(seed, "test", index=torch.arange(len(x)))
     x_adv = attack(loss, x, ThreatModel(norm=norm, eps=eps), draws)
     delta = (x_adv.double() - x.double()).flatten(1)
@@ -140,98 +151,104 @@ def test_result_is_in_ball_and_box(
     assert x_adv.shape == x.shape and x_adv.dtype == dtype
 
 
-@every_attack
+@every_case
 @both_norms
-def test_eps_zero_gives_the_images(attack: Attack, norm: str) -> None:
-    x = images((3, 2, 3, 3))
-    assert torch.equal(attack(wavy_loss(18), x, ThreatModel(norm=norm, eps=0)), x)
+def test_eps_zero_gives_the_images(attack: Attack, kind: str, norm: str) -> None:
+    loss, x = wavy_case(kind)
+    assert torch.equal(attack(loss, x, ThreatModel(norm=norm, eps=0)), x)
 
 
-@every_attack
+@every_case
 @both_norms
-def test_images_are_neither_changed_nor_differentiated(attack: Attack, norm: str) -> None:
-    x = images((3, 2, 3, 3)).requires_grad_(True)
-    copy = x.detach().clone()
-    x_adv = attack(wavy_loss(18), x, ThreatModel(norm=norm, eps=0.1))
+def test_images_are_neither_changed_nor_differentiated(
+    attack: Attack, kind: str, norm: str
+) -> None:
+    loss, x = wavy_case(kind)
+    copy = x.clone()
+    x.requires_grad_(True)
+    x_adv = attack(loss, x, ThreatModel(norm=norm, eps=0.1))
     assert not x_adv.requires_grad and x_adv.grad_fn is None
     assert x.grad is None and x.requires_grad and torch.equal(x, copy)
 
 
-@every_attack
-@pytest.mark.parametrize("bn", ["eval", "train"])
-def test_network_is_found_as_it_was(attack: Attack, bn: str) -> None:
-    net = used_net()
-    before = state(net)
-    with torch.random.fork_rng(devices=[]), attack_mode(net, bn):
-        attack(loss_of(net), images((6, 1, 4, 4)), ThreatModel(eps=0.1))
-    torch.testing.assert_close(state(net), before, rtol=0, atol=0)
-    assert net.seen <= {(bn == "train",) * len(list(net.modules()))}
+@every_case
+def test_network_is_found_as_it_was(attack: Attack, kind: str) -> None:
+    for bn in modes_of(kind):
+        net = used_net()
+        before = state(net)
+        with torch.random.fork_rng(devices=[]), attack_mode(net, bn):
+            loss = goal(kind, net, torch.arange(6) % CLASSES)
+            attack(loss, images((6, 1, 4, 4)), ThreatModel(eps=0.1))
+        torch.testing.assert_close(state(net), before, rtol=0, atol=0)
+        assert net.seen <= {(bn == "train",) * len(list(net.modules()))}
 
 
-@every_attack
-@pytest.mark.parametrize("bn", ["eval", "train"])
+@every_case
 @pytest.mark.parametrize("call", [1, 3])
-def test_network_is_found_as_it_was_after_an_exception(attack: Attack, bn: str, call: int) -> None:
-    net = used_net()
-    before = state(net)
-    loss = failing_on(call, loss_of(net))
-
-    def fail() -> None:
+def test_network_is_found_as_it_was_after_an_exception(
+    attack: Attack, kind: str, call: int
+) -> None:
+    def fail(net: Net, bn: str) -> None:
+        loss = goal(kind, failing_on(call, net), torch.arange(6) % CLASSES)
         with torch.random.fork_rng(devices=[]), attack_mode(net, bn):
             attack(loss, images((6, 1, 4, 4)), ThreatModel(eps=0.1))
-            raise Boom  # not every attack calls the loss so often
+            raise Boom  # not every attack calls the network so often
 
-    with pytest.raises(Boom):
-        fail()
-    torch.testing.assert_close(state(net), before, rtol=0, atol=0)
+    for bn in modes_of(kind):
+        net = used_net()
+        before = state(net)
+        with pytest.raises(Boom):
+            fail(net, bn)
+        torch.testing.assert_close(state(net), before, rtol=0, atol=0)
+        assert torch.is_grad_enabled()
 
 
-@every_attack
-def test_gradients_are_left_alone_outside_of_attack_mode_too(attack: Attack) -> None:
+@every_case
+def test_gradients_are_left_alone_outside_of_attack_mode_too(attack: Attack, kind: str) -> None:
     net = used_net().eval()
     before = state(net)
-    attack(loss_of(net), images((6, 1, 4, 4)), ThreatModel(eps=0.1))
+    loss = goal(kind, net, torch.arange(6) % CLASSES)
+    attack(loss, images((6, 1, 4, 4)), ThreatModel(eps=0.1))
     torch.testing.assert_close(state(net), before, rtol=0, atol=0)
 
 
-@every_attack
+@every_case
 @both_norms
-def test_global_generator_is_left_alone(attack: Attack, norm: str) -> None:
+def test_global_generator_is_left_alone(attack: Attack, kind: str, norm: str) -> None:
+    (loss, x), threat = wavy_case(kind), ThreatModel(norm=norm, eps=0.1)
     before = torch.get_rng_state()
-    first = attack(wavy_loss(18), images((3, 2, 3, 3)), ThreatModel(norm=norm, eps=0.1))
+    first = attack(loss, x, threat)
     assert torch.equal(before, torch.get_rng_state())
     torch.rand(1)
-    again = attack(wavy_loss(18), images((3, 2, 3, 3)), ThreatModel(norm=norm, eps=0.1))
-    assert torch.equal(first, again)
+    assert torch.equal(first, attack(loss, x, threat))
 
 
-@every_attack
+@every_case
 @both_norms
-def test_attack_works_without_gradients_around_it(attack: Attack, norm: str) -> None:
-    def run() -> Tensor:
-        return attack(wavy_loss(18), images((3, 2, 3, 3)), ThreatModel(norm=norm, eps=0.1))
-
-    outside = run()
+def test_attack_works_without_gradients_around_it(attack: Attack, kind: str, norm: str) -> None:
+    (loss, x), threat = wavy_case(kind), ThreatModel(norm=norm, eps=0.1)
+    outside = attack(loss, x, threat)
     with torch.no_grad():
-        assert torch.equal(run(), outside)
+        assert torch.equal(attack(loss, x, threat), outside)
         assert not torch.is_grad_enabled()
 
 
-@every_attack
+@every_case
 @both_norms
-@pytest.mark.parametrize("rows", [[2], [4, 0, 3], [3, 4, 1, 0, 2]])
-def test_a_sample_ignores_its_companions(attack: Attack, norm: str, rows: list[int]) -> None:
+def test_a_sample_ignores_its_companions(attack: Attack, kind: str, norm: str) -> None:
     x = images((5, 2, 3, 3), dtype=torch.float64)
-    loss, threat = wavy_loss(18, dtype=torch.float64), ThreatModel(norm=norm, eps=0.2)
+    network, threat = wavy(18, dtype=torch.float64), ThreatModel(norm=norm, eps=0.2)
+    y = answers(network, x)
     draws = Draws.of(0, "test", index=torch.tensor([11, 5, 8, 2**40, 0]))
-    together = attack(loss, x, threat, draws)[rows]
-    apart = attack(loss, x[rows], threat, draws.pick(torch.tensor(rows)))
-    torch.testing.assert_close(apart, together, rtol=0, atol=1e-9)
+    together = attack(goal(kind, network, y), x, threat, draws)
+    for rows in map(torch.tensor, ([2], [4, 0, 3], [3, 4, 1, 0, 2])):
+        apart = attack(goal(kind, network, y[rows]), x[rows], threat, draws.pick(rows))
+        torch.testing.assert_close(apart, together[rows], rtol=0, atol=1e-9)
 
 
-@every_attack
-def test_without_draws_the_samples_are_numbered(attack: Attack) -> None:
-    x, loss, threat = images((3, 2, 3, 3)), wavy_loss(18), ThreatModel(eps=0.2)
+@every_case
+def test_without_draws_the_samples_are_numbered(attack: Attack, kind: str) -> None:
+    (loss, x), threat = wavy_case(kind), ThreatModel(eps=0.2)
     draws = Draws.of(0, "attack", index=torch.arange(3))
     assert torch.equal(attack(loss, x, threat), attack(loss, x, threat, draws))
 
@@ -239,9 +256,53 @@ def test_without_draws_the_samples_are_numbered(attack: Attack) -> None:
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name != "none"])
 @both_norms
 def test_an_attack_raises_the_loss(name: str, norm: str) -> None:
-    x, loss = 0.5 * images((8, 1, 3, 3)) + 0.25, wavy_loss(9)
-    x_adv = ATTACKS[name]()(loss, x, ThreatModel(norm=norm, eps=0.02))
-    assert (loss(x_adv) > loss(x)).all()
+    attack = cheap(ATTACKS[name](), steps=20, queries=100)
+    x, network = 0.5 * images((8, 1, 3, 3)) + 0.25, wavy(9)
+    y, threat = answers(network, x), ThreatModel(norm=norm, eps=0.02)
+    for kind in goals_of(attack):
+        x_adv = attack(goal(kind, network, y), x, threat)
+        raised = cross_entropy(network(x_adv), y) > cross_entropy(network(x), y)
+        assert (raised | (answers(network, x_adv) != y)).all()
+
+
+@pytest.mark.parametrize("attack", [a for a in variants() if takes_a_closure(a)], ids=repr)
+@both_norms
+def test_a_victim_is_attacked_as_its_loss_is(attack: Attack, norm: str) -> None:
+    x, network = images((3, 2, 3, 3)), wavy(18)
+    y, threat = answers(network, x), ThreatModel(norm=norm, eps=0.1)
+    bare = attack(lambda z: cross_entropy(network(z), y), x, threat)
+    assert torch.equal(attack(Victim(network, y), x, threat), bare)
+
+
+@pytest.mark.parametrize("attack", [a for a in variants() if not takes_a_closure(a)], ids=repr)
+def test_a_closure_without_labels_is_refused_with_what_to_do(attack: Attack) -> None:
+    x = images((3, 2, 3, 3))
+    with pytest.raises(ValueError, match="needs the network and the labels; give it dat.Victim"):
+        attack(lambda z: z.flatten(1).sum(1), x, ThreatModel())
+
+
+@every_attack
+@both_norms
+def test_it_costs_no_more_than_it_says(attack: Attack, norm: str) -> None:
+    """A backward pass counts as two forward passes. One look at the image, to find out where to
+    aim, and one at what each attempt came to are not counted."""
+    x, passes = images((1, 2, 3, 3), dtype=torch.float64), 0
+    network = wavy(18, dtype=torch.float64)
+
+    def counted(z: Tensor) -> Tensor:
+        nonlocal passes
+        passes += 3 if torch.is_grad_enabled() else 1
+        return network(z)
+
+    attack(Victim(counted, answers(network, x)), x, ThreatModel(norm=norm, eps=0.1))
+    assert attack.cost() <= passes <= attack.cost() + 1 + len(attack.rounds())
+
+
+@every_attack
+def test_a_round_is_no_more_than_the_whole(attack: Attack) -> None:
+    assert all(type(turn) is type(attack) for turn in attack.rounds())
+    assert sum(turn.cost() for turn in attack.rounds()) == attack.cost()
+    assert all(list(turn.rounds()) == [turn] for turn in attack.rounds())
 
 
 @every_attack
@@ -258,7 +319,8 @@ def test_attacks_are_frozen_and_equal_by_value(attack: Attack) -> None:
         attack.__setattr__("steps", 1)
 
 
-@pytest.mark.parametrize("name", ["fgsm", "pgd"])
-def test_an_empty_batch_stays_empty(name: str) -> None:
-    x_adv = ATTACKS[name]()(wavy_loss(4), torch.zeros(0, 1, 2, 2), ThreatModel())
-    assert x_adv.shape == (0, 1, 2, 2)
+@every_case
+@both_norms
+def test_an_empty_batch_stays_empty(attack: Attack, kind: str, norm: str) -> None:
+    loss = goal(kind, wavy(4), torch.zeros(0, dtype=torch.int64))
+    assert attack(loss, torch.zeros(0, 1, 2, 2), ThreatModel(norm=norm)).shape == (0, 1, 2, 2)

@@ -18,7 +18,7 @@ SMALL = (
     "attack.steps=3",
     "train.batch=48",
     "train.epochs=1",
-    "evaluate.steps=2",
+    "evaluate.attacks=pgd-2",
     "train.select_steps=2",
     "comm.threads=1",
 )

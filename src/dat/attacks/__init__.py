@@ -1,19 +1,42 @@
 """Inner maximisation oracles: step 5 of Algorithm A1.
 
 An attack gets a closure `x -> per-example loss`, a batch, a threat model and the batch's random
-streams; it never sees labels, the model or the network. To add one: a file here, a line below.
+streams. One that must know whether it has won (FAB, targeted APGD) gets a `Victim`, a loss that
+also knows the right answers. To add an attack: a file here, a line below.
 """
 
-from dat.attacks.base import Attack, Loss
+from dat.attacks.apgd import APGD, TargetedAPGD
+from dat.attacks.base import Attack, Targeted
+from dat.attacks.fab import FAB
 from dat.attacks.fgsm import FGSM
 from dat.attacks.mode import attack_mode
 from dat.attacks.none import NoAttack
 from dat.attacks.pgd import PGD
+from dat.attacks.square import Square
+from dat.attacks.victim import Loss, Victim
 
 ATTACKS: dict[str, type[Attack]] = {
     "none": NoAttack,
     "fgsm": FGSM,
     "pgd": PGD,
+    "apgd": APGD,
+    "apgd-t": TargetedAPGD,
+    "fab": FAB,
+    "square": Square,
 }
 
-__all__ = ["ATTACKS", "FGSM", "PGD", "Attack", "Loss", "NoAttack", "attack_mode"]
+__all__ = [
+    "APGD",
+    "ATTACKS",
+    "FAB",
+    "FGSM",
+    "PGD",
+    "Attack",
+    "Loss",
+    "NoAttack",
+    "Square",
+    "Targeted",
+    "TargetedAPGD",
+    "Victim",
+    "attack_mode",
+]

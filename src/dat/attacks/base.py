@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from dat.fields import Settings
+from dat.attacks.victim import Loss, Victim, glance, narrowed, settled, victim
+from dat.fields import Settings, setting
 from dat.rng import Draws
-from dat.threat import ThreatModel
+from dat.threat import ThreatModel, per_sample
 
-Loss = Callable[[Tensor], Tensor]
-"""What the attack ascends: a batch of images to one loss each."""
+Attempt = Callable[[Tensor], Tensor]
+"""One of several attacks on the same images: the rows to attack, to adversarial examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +37,68 @@ class Attack(Settings, ABC):
     @abstractmethod
     def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor: ...
 
+    def rounds(self) -> Sequence[Attack]:
+        """Attacks that, one after the other, do what this one does; between them, whoever is broken
+        may be left out."""
+        return (self,)
 
-def input_gradient(loss: Loss, x: Tensor) -> Tensor:
-    """d loss / d x. `autograd.grad` leaves the parameters' own gradients alone."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_(True)
-        return torch.autograd.grad(loss(x).sum(), x)[0]
+    def cost(self) -> int:
+        """Forward passes for a sample at most, a backward pass counted as two."""
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targeted(Attack):
+    """Aims at the likeliest wrong classes in turn."""
+
+    targets: int = setting(9, "how many wrong classes, the likeliest first", ge=1)
+    first: int = setting(1, "the first of them, counted from 1", ge=1)
+
+    @abstractmethod
+    def aimed(self, loss: Victim, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
+        """Attack with `loss.targets` in view."""
+
+    def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
+        against = victim(loss, type(self).__name__)
+        order = against.wrong_classes(x)
+        ranks = range(self.first, min(self.first + self.targets, order.shape[1] + 1))
+
+        def attempt(rank: int) -> Attempt:
+            return lambda rows: self.aimed(
+                replace(against.pick(rows), targets=order[rows, rank - 1]),
+                x[rows],
+                threat,
+                draws.pick(rows).fork("target", rank),
+            )
+
+        return worst_of(against, x, [attempt(rank) for rank in ranks])
+
+    def rounds(self) -> Sequence[Self]:
+        ranks = range(self.first, self.first + self.targets)
+        return [replace(self, first=rank, targets=1) for rank in ranks]
+
+
+def worst_of(loss: Loss, x: Tensor, attempts: Sequence[Attempt]) -> Tensor:
+    """What several attempts come to, each sample at its worst: broken, or else the highest loss.
+
+    A victim that need only be broken is spared the further attempts once it is.
+    """
+    rows = torch.arange(len(x), device=x.device)
+    if not attempts:
+        return x
+    worst = attempts[0](rows)
+    if len(attempts) == 1:
+        return worst
+    highest, broken = glance(loss, worst)
+    for attempt in attempts[1:]:
+        if settled(loss):
+            rows = (~broken).nonzero().squeeze(1)
+        if len(rows) == 0:
+            break
+        other = attempt(rows)
+        reached, broke = glance(narrowed(loss, rows), other)
+        better = (broke & ~broken[rows]) | ((broke == broken[rows]) & (reached > highest[rows]))
+        worst[rows] = torch.where(per_sample(better, other), other, worst[rows])
+        highest[rows] = torch.where(better, reached, highest[rows])
+        broken[rows] |= broke
+    return worst

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dat.attacks.base import Attack, Loss, input_gradient
+from dat.attacks.base import Attack
+from dat.attacks.victim import Loss, look
 from dat.fields import setting
 from dat.rng import Draws
 from dat.threat import ThreatModel
@@ -21,5 +22,8 @@ class FGSM(Attack):
 
     def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
         x_adv = threat.random_start(x, draws) if self.random_start else x
-        gradient = input_gradient(loss, x_adv)
+        gradient = look(loss, x_adv).gradient
         return threat.ascend(x_adv, gradient, self.step_ratio * threat.eps, x)
+
+    def cost(self) -> int:
+        return 3

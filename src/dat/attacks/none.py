@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dat.attacks.base import Attack, Loss
+from dat.attacks.base import Attack
+from dat.attacks.victim import Loss
 from dat.rng import Draws
 from dat.threat import ThreatModel
 

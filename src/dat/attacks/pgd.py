@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from dat.attacks.base import Attack, Loss, input_gradient
+from dat.attacks.base import Attack, Attempt, worst_of
+from dat.attacks.victim import GIVEN, LOSSES, Loss, ascended, look, narrowed
 from dat.fields import setting
 from dat.rng import Draws
 from dat.threat import ThreatModel
@@ -21,23 +22,30 @@ class PGD(Attack):
     step_size: float | None = setting(None, "step size in pixels; none is 2.5 eps / steps", gt=0)
     random_start: bool = setting(True, "start from a random point of the ball")
     restarts: int = setting(1, "independent runs; the highest loss is kept", ge=1)
+    loss: str = setting(
+        GIVEN, "what to ascend; given is the objective's own", choices=(GIVEN, *LOSSES)
+    )
 
     def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
-        worst = self._ascend(loss, x, threat, draws)
-        if self.restarts > 1:
-            with torch.no_grad():
-                highest = loss(worst)
-        for restart in range(1, self.restarts):
-            other = self._ascend(loss, x, threat, draws.fork("restart", restart))
-            with torch.no_grad():
-                reached = loss(other)
-            better = (reached > highest).reshape(-1, *[1] * (x.dim() - 1))
-            worst, highest = torch.where(better, other, worst), torch.maximum(reached, highest)
-        return worst
+        goal = ascended(loss, self.loss, "pgd.loss")
+
+        def attempt(number: int) -> Attempt:
+            streams = draws.fork("restart", number) if number else draws
+            return lambda rows: self._ascend(
+                narrowed(goal, rows), x[rows], threat, streams.pick(rows)
+            )
+
+        return worst_of(goal, x, [attempt(number) for number in range(self.restarts)])
 
     def _ascend(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
         step = 2.5 * threat.eps / self.steps if self.step_size is None else self.step_size
         x_adv = threat.random_start(x, draws) if self.random_start else x
         for _ in range(self.steps):
-            x_adv = threat.ascend(x_adv, input_gradient(loss, x_adv), step, x)
+            x_adv = threat.ascend(x_adv, look(loss, x_adv).gradient, step, x)
         return x_adv
+
+    def rounds(self) -> Sequence[Attack]:
+        return [replace(self, restarts=1)] * self.restarts
+
+    def cost(self) -> int:
+        return 3 * self.steps * self.restarts

@@ -5,6 +5,7 @@ Each takes images in [0, 1] of any size and gives logits. To add one: a file her
 """
 
 from dat.models.factory import MODELS, build_model
+from dat.models.folding import Folded, fold
 from dat.models.normalize import Normalize, normalized
 
-__all__ = ["MODELS", "Normalize", "build_model", "normalized"]
+__all__ = ["MODELS", "Folded", "Normalize", "build_model", "fold", "normalized"]

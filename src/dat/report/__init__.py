@@ -1,15 +1,22 @@
 """What people look at: progress while it runs, tables when it is done."""
 
-from dat.report.plots import bar_chart, check_picture
-from dat.report.progress import Progress, counting
+from dat.report.evaluations import show_measured, show_sweep, warn
+from dat.report.plots import Chart, bar_chart, check_picture, line_charts
+from dat.report.progress import Progress, counting, gauge
 from dat.report.tables import print_json, print_table, runs_table
 
 __all__ = [
+    "Chart",
     "Progress",
     "bar_chart",
     "check_picture",
     "counting",
+    "gauge",
+    "line_charts",
     "print_json",
     "print_table",
     "runs_table",
+    "show_measured",
+    "show_sweep",
+    "warn",
 ]

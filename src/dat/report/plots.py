@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 FORMATS = (".png", ".svg", ".pdf")
+
+
+class Chart(NamedTuple):
+    """Lines over an axis."""
+
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+    x_axis: str
+    y_axis: str
+    logarithmic: bool = False
 
 
 def check_picture(path: Path) -> None:
@@ -45,6 +55,30 @@ def bar_chart(
     axes.margins(x=0.12)
     axes.spines[["top", "right"]].set_visible(False)
     if len(series) > 1:
+        axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def line_charts(path: Path, charts: Sequence[Chart]) -> None:
+    """Charts side by side, each with a line a name."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, row = plt.subplots(1, len(charts), figsize=(5.5 * len(charts), 4), squeeze=False)
+    for axes, chart in zip(row[0], charts, strict=True):
+        for name, (x, y) in chart.lines.items():
+            axes.plot(x, y, marker="o", markersize=4, label=name)
+        axes.set_xlabel(chart.x_axis)
+        axes.set_ylabel(chart.y_axis)
+        axes.set_ylim(bottom=0)
+        if chart.logarithmic:
+            axes.set_xscale("log")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=150)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -36,6 +37,18 @@ def counting(title: str, total: int, *, show: bool) -> Iterator[Callable[[int], 
     with _bar(Console(stderr=True, quiet=not show)) as bar:
         task = bar.add_task(title, total=total)
         yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def gauge(title: str, *, show: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar over work whose amount may turn out otherwise: call what is given with what is done and
+    what there is."""
+    console = Console(stderr=True, quiet=not show)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(compact=True))
+    with Bar(*columns, *times, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 class Progress(Listener):

@@ -17,6 +17,7 @@ RUN_COLUMNS = {
     "batch": "Batch",
     "ta": "TA (%)",
     "ra": "RA (%)",
+    "aa": "AA (%)",
     "comm_seconds_per_epoch": "C (s)",
     "train_seconds_per_epoch": "T (s)",
     "mb_per_step": "MB/it",
@@ -52,6 +53,8 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, note: 
 def runs_table(results: Sequence[dict[str, Any]]) -> None:
     """Runs side by side, in the paper's form."""
     columns = dict(RUN_COLUMNS)
+    if not any("aa" in result for result in results):
+        del columns["aa"]
     if any(result.get("protocol", "dense") != "dense" for result in results):
         columns |= {"bits": "Bits", "protocol": "Protocol"}
     if any("ema_ra" in result for result in results):

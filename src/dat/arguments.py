@@ -1,0 +1,266 @@
+"""The command line: every command's arguments, with help that teaches."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+WEIGHTS = ("best", "last", "ema-best", "ema-last")
+
+ABOUT = """\
+Train image classifiers that withstand adversarial attack, on one machine or on many.
+
+  dat train digits --workers 2                          a robust digit classifier, in a minute
+  dat train digits attack.steps=5 optimizer.name=lars   the same with other settings
+  dat train my.yaml --out runs/mine                     a recipe of your own
+  torchrun --nnodes 6 --nproc-per-node 6 ... -m dat train RECIPE      the same on a cluster
+"""
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """The arguments, with the command's name as `command`.
+
+    argparse stops filling a list at the first option; the rest is taken as well.
+    """
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(words)
+    options = [word for word in rest if word.startswith("-")]
+    if options:
+        parser.error(f"unknown option {options[0]}: see dat {words[0]} --help")
+    if hasattr(arguments, "mixed"):
+        _sort_out(arguments, rest)
+    elif hasattr(arguments, "settings"):
+        arguments.settings = [*arguments.settings, *rest]
+    elif rest:
+        parser.error(f"{rest[0]}: not expected here; see dat {words[0]} --help")
+    return arguments
+
+
+def _sort_out(arguments: argparse.Namespace, rest: list[str]) -> None:
+    """Runs and settings may come in any order: a setting has an equals sign."""
+    both = [*arguments.mixed, *rest]
+    arguments.runs = [Path(word) for word in both if "=" not in word]
+    arguments.settings = [word for word in both if "=" in word]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _teach(argparse.ArgumentParser(prog="dat"), ABOUT, "")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, help: str, examples: str) -> argparse.ArgumentParser:
+        command = _teach(commands.add_parser(name, help=help), f"{help}.", examples)
+        command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+        command.set_defaults(command=name)
+        return command
+
+    _train_arguments(
+        add(
+            "train",
+            "train a model by a recipe, measure it, and leave a run's folder",
+            "  dat train digits --workers 4 attack.steps=5 optimizer.name=lars\n"
+            "  dat train digits threat.eps=0.2 seed=1 --out runs/stronger",
+        )
+    )
+    _evaluate_arguments(
+        add(
+            "evaluate",
+            "measure a run, or anybody's model, under attack",
+            "  dat evaluate runs/digits --attacks clean,pgd-20,autoattack --workers 2\n"
+            "  dat evaluate runs/digits --attacks pgd-100x5,cw-100 threat.eps=0.1\n"
+            "  dat evaluate --model mynets.small:Net --weights net.pt --data images.npz \\\n"
+            "      --attacks autoattack threat.eps=8/255\n"
+            "An evaluation that was interrupted goes on where it was when it is started again.",
+        )
+    )
+    _sweep_arguments(
+        add(
+            "sweep",
+            "RA over eps and over the steps of the attack, for several runs",
+            "  dat sweep runs/standard runs/digits --plot sweep.png\n"
+            "  dat sweep runs/digits --eps 0,0.1,0.2,0.3 --attack cw-50 --workers 2",
+        )
+    )
+    compare = add(
+        "compare",
+        "show finished runs side by side",
+        "  dat compare runs/standard runs/dat-pgd",
+    )
+    compare.add_argument("mixed", nargs="+", metavar="RUN", help="runs' folders")
+    add("recipes", "list the built-in recipes", "  dat recipes --json")
+    config = add(
+        "config",
+        "show every setting of a recipe: value, meaning, allowed range",
+        "  dat config digits\n  dat config digits optimizer.name=sgd",
+    )
+    _recipe_arguments(config)
+    bench = commands.add_parser("bench", help="measure communication and quantizers")
+    _teach(bench, "Measure on this machine what an exchange costs.", "")
+    commands = bench.add_subparsers(metavar="WHAT", required=True)
+    _bench_comm_arguments(
+        add(
+            "comm",
+            "sum a gradient over workers by every protocol: seconds and bytes",
+            "  dat bench comm --workers 4 --link 1gbit,10gbit,unshaped\n"
+            "  dat bench comm --workers 6 --quantizer vector --bits 32,16,8 "
+            "--protocols gather,server\n"
+            "  torchrun --nnodes 6 ... -m dat bench comm       on a cluster of your own",
+        )
+    )
+    _bench_quantizer_arguments(
+        add(
+            "quantizer",
+            "encode and decode a gradient: speed beside a copy, size, noise",
+            "  dat bench quantizer --bits 8,4,2\n  dat bench quantizer --plot speed.png",
+        )
+    )
+    return parser
+
+
+def _bench_comm_arguments(comm: argparse.ArgumentParser) -> None:
+    _workers_argument(comm, usual=2)
+    comm.add_argument("--model", default="resnet50", help="whose gradient (resnet50)")
+    comm.add_argument("--values", type=_count, metavar="N", help="a gradient of N values instead")
+    comm.add_argument("--bits", type=_counts, default=(32, 8, 4), help="e.g. 32,8,4")
+    comm.add_argument(
+        "--protocols",
+        type=_words,
+        default=("dense", "gather", "server", "chunked", "ring"),
+        help="e.g. dense,chunked (all)",
+    )
+    comm.add_argument("--quantizer", default="bucket", help="bucket, tensor or vector (bucket)")
+    comm.add_argument(
+        "--link",
+        type=_words,
+        default=(),
+        help="hosts of their own with such links: 100mbit, 1gbit, 2.5gbit, 10gbit, 25gbit, "
+        "unshaped; several with commas; needs root (workers on the loopback interface)",
+    )
+    comm.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    _measuring_arguments(comm)
+
+
+def _bench_quantizer_arguments(quantizer: argparse.ArgumentParser) -> None:
+    quantizer.add_argument(
+        "--values", type=_count, default=25_000_000, metavar="N", help="how many (25e6)"
+    )
+    quantizer.add_argument("--bits", type=_counts, default=(16, 8, 4, 3, 2), help="e.g. 8,4,2")
+    quantizer.add_argument(
+        "--quantizers",
+        type=_words,
+        default=("bucket", "tensor", "vector"),
+        help="e.g. bucket,vector (all)",
+    )
+    _measuring_arguments(quantizer)
+
+
+def _measuring_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repeats", type=_positive, default=5, metavar="N", help="(5)")
+    parser.add_argument("--threads", type=_positive, metavar="N", help="CPU threads a process")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
+
+
+def _train_arguments(train: argparse.ArgumentParser) -> None:
+    _recipe_arguments(train)
+    _workers_argument(train)
+    train.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (runs/RECIPE)")
+    train.add_argument("--overwrite", action="store_true", help="replace the run in that folder")
+    train.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
+    evaluate.add_argument(
+        "mixed", nargs="*", metavar="RUN|key=value", help="a run's folder; settings, threat.eps=0.1"
+    )
+    evaluate.add_argument(
+        "--attacks",
+        metavar="LIST",
+        help="clean, fgsm, pgd-20, pgd-100x5 (five restarts), cw-20, pgd-dlr-20, apgd-ce, "
+        "apgd-dlr, apgd-margin, apgd-t, fab-t, square, autoattack, autoattack-rand; several with "
+        "commas (the run's own)",
+    )
+    evaluate.add_argument(
+        "--weights", metavar="W", help=f"{', '.join(WEIGHTS)}, or a file (a run's best)"
+    )
+    evaluate.add_argument("--model", metavar="M:F", help="instead of a run: package.module:factory")
+    evaluate.add_argument("--data", metavar="NAME", help="a set, an .npz file, or package.module:f")
+    _images_argument(evaluate)
+    _workers_argument(evaluate)
+    evaluate.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where verdicts are kept, to go on after an interruption; none keeps nothing "
+        "(RUN/evaluations)",
+    )
+    evaluate.add_argument("--examples", action="store_true", help="keep adversarial examples there")
+    evaluate.add_argument(
+        "--no-checks", action="store_true", help="do not look for signs of false robustness"
+    )
+    evaluate.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _sweep_arguments(sweep: argparse.ArgumentParser) -> None:
+    sweep.add_argument("mixed", nargs="+", metavar="RUN|key=value", help="runs' folders; settings")
+    sweep.add_argument("--eps", type=_words, metavar="LIST", help="e.g. 0,2/255,4/255,8/255")
+    sweep.add_argument("--steps", type=_counts, metavar="LIST", help="e.g. 1,10,20,50,100")
+    sweep.add_argument("--attack", default="pgd-20", help="pgd-20, cw-20, apgd-ce-20 (pgd-20)")
+    sweep.add_argument(
+        "--weights", default="best", choices=WEIGHTS, help="which weights of the runs (best)"
+    )
+    sweep.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
+    _images_argument(sweep)
+    _workers_argument(sweep)
+    sweep.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _images_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--images", type=_positive, metavar="N", help="the first N test images (all)"
+    )
+
+
+def _teach(parser: argparse.ArgumentParser, about: str, examples: str) -> argparse.ArgumentParser:
+    parser.description = about
+    parser.epilog = f"examples:\n{examples}" if examples else None
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    return parser
+
+
+def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a built-in name or a .yaml file")
+    _settings_argument(parser)
+
+
+def _settings_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "settings", nargs="*", default=[], metavar="key=value", help="settings, e.g. attack.steps=5"
+    )
+
+
+def _workers_argument(parser: argparse.ArgumentParser, usual: int = 1) -> None:
+    text = f"worker processes on this machine ({usual})"
+    parser.add_argument("--workers", type=_positive, metavar="M", help=text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(map(_positive, _words(text)))
+
+
+def _count(text: str) -> int:
+    """A whole number that may be large: 25e6."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value.is_integer() or value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, at least 1")
+    return int(value)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, at least 1")
+    return int(text)

@@ -1,0 +1,140 @@
+"""What an evaluation has found so far, on disk, so that an interrupted one goes on where it was.
+
+A folder with `about.json`, which says what is evaluated and how, and one small file for every batch
+that was finished. Each is written beside its place and renamed, so there are only whole ones. As no
+verdict depends on the workers or the batch, both may be others when it goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from dat.data import ImageData
+
+ABOUT = "about.json"
+VERDICTS = "verdicts.json"
+
+
+class Cost(NamedTuple):
+    """What attacks took."""
+
+    seconds: float = 0.0
+    """Added up over the workers."""
+    forwards: int = 0
+    """Samples that went through the network."""
+    backwards: int = 0
+
+
+class Part(NamedTuple):
+    """A batch after a round."""
+
+    round: int
+    rows: Tensor
+    fell: Tensor
+    cost: Cost
+    examples: Tensor | None = None
+    """Of those that fell."""
+
+
+class Journal:
+    """A folder that fills up while an evaluation runs."""
+
+    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
+        self.folder, self.about = folder, about
+
+    def open(self) -> None:
+        """Begin, or find what was begun; for one worker to call before the others go on."""
+        path = self.folder / ABOUT
+        text = json.dumps(self.about, indent=2) + "\n"
+        if not path.exists():
+            if self.folder.exists() and any(self.folder.iterdir()):
+                raise ValueError(f"{self.folder} is in use, and not by an evaluation")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _write(path, text.encode())
+            return
+        try:
+            before = dict(json.loads(path.read_text()))
+        except ValueError:
+            raise ValueError(f"{path}: not whole; remove {self.folder} to begin anew") from None
+        now = json.loads(text)
+        differs = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+        if differs:
+            raise ValueError(
+                f"{self.folder} holds another evaluation (differs in {', '.join(differs)}): "
+                "choose another folder, or remove it"
+            )
+
+    def listing(self) -> str:
+        """What is there, in short: workers that share the folder see the same."""
+        names = sorted(path.name for path in self.folder.glob("*.safetensors"))
+        names += [ABOUT] * (self.folder / ABOUT).exists()
+        return hashlib.blake2b("/".join(names).encode(), digest_size=7).hexdigest()
+
+    def write(self, part: Part) -> None:
+        tensors = {"rows": part.rows, "fell": part.fell.to(torch.uint8)}
+        if part.examples is not None:
+            tensors["examples"] = part.examples
+        name = f"{part.round:03d}-{uuid.uuid4().hex}.safetensors"
+        cost = {name: repr(value) for name, value in part.cost._asdict().items()}
+        _write(self.folder / name, save(tensors, cost))
+
+    def conclude(self, fell: dict[str, list[int]]) -> None:
+        """Leave the verdicts in a form that people can read: which images fell to what."""
+        _write(self.folder / VERDICTS, (json.dumps(fell) + "\n").encode())
+
+    def read(self) -> Iterator[Part]:
+        """What is there, round by round."""
+        for path in sorted(self.folder.glob("*.safetensors")):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                    said = file.metadata()
+                yield Part(
+                    round=int(path.name.partition("-")[0]),
+                    rows=parts["rows"],
+                    fell=parts["fell"].bool(),
+                    cost=Cost(
+                        float(said["seconds"]), int(said["forwards"]), int(said["backwards"])
+                    ),
+                    examples=parts.get("examples"),
+                )
+            except (SafetensorError, KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}: not a part of an evaluation ({error})") from None
+
+
+def fingerprint(model: nn.Module, data: ImageData) -> dict[str, str]:
+    """What tells one evaluation's subject from another's: the weights and the images."""
+    weights, images = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor):
+            weights.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            weights.update(_bytes(value))
+    for value in (data.images, data.labels):
+        images.update(f"{tuple(value.shape)} {value.dtype}".encode())
+        images.update(_bytes(value))
+    return {"weights": weights.hexdigest(), "images": images.hexdigest()}
+
+
+def _bytes(value: Tensor) -> memoryview:
+    plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return memoryview(plain.numpy())  # type: ignore[arg-type]
+
+
+def _write(path: Path, data: bytes) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

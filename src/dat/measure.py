@@ -1,0 +1,185 @@
+"""The evaluation jobs: a run of ours or anybody's model under attack, and sweeps over several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from dat.arguments import WEIGHTS
+from dat.build import (
+    accuracy_of,
+    check_attacks,
+    figures,
+    first_images,
+    make_model,
+    make_world,
+    read_run,
+)
+from dat.comm import World
+from dat.config import RunConfig, merge
+from dat.data import ImageData, Splits, load
+from dat.evaluation import Assessment, Curve, sweep
+from dat.evaluation.checks import check_curve
+from dat.evaluation.suites import suite
+from dat.models import build_model
+from dat.report import gauge
+from dat.train import load_weights
+
+EVALUATIONS = "evaluations"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to measure, and how to come by it."""
+
+    name: str
+    config: RunConfig
+    weights: Path | None
+    ours: bool
+    """Made by a run of ours: its network comes with the run's normalisation. Else `model.name` is a
+    factory of a whole model, from images in [0, 1] to logits."""
+    folder: Path | None
+    """Where what is found is kept."""
+
+    @classmethod
+    def of_run(
+        cls, run: Path, weights: str = "best", edits: dict[str, Any] | None = None
+    ) -> Subject:
+        _, config = read_run(run, edits)
+        file = run / f"{weights}.safetensors" if weights in WEIGHTS else Path(weights)
+        return cls(str(run), config, file, True, run / EVALUATIONS)
+
+    @classmethod
+    def of_model(
+        cls, factory: str, weights: Path | None, data: str, edits: dict[str, Any] | None = None
+    ) -> Subject:
+        settings = merge(edits or {}, {"model": {"name": factory}, "data": {"name": data}})
+        name = factory.rpartition(":")[2]
+        config = RunConfig.read(settings)
+        return cls(name, config, weights, False, Path(EVALUATIONS) / name)
+
+    def make(self, data: Splits) -> nn.Module:
+        """The model with its weights."""
+        if self.ours:
+            model = make_model(self.config, data)
+        else:
+            width = self.config.model.width
+            train = data.train
+            model = build_model(
+                self.config.model.name, train.classes, channels=train.channels, width=width
+            )
+        if self.weights is not None:
+            load_weights(model, self.weights)
+        return model
+
+
+def measure(
+    subject: Subject, *, check: bool = True, keep: bool = False, quiet: bool = False
+) -> dict[str, Any] | None:
+    """Measure a model on its test set, by all workers; the first gets the figures."""
+    with make_world(subject.config) as world:
+        start = time.perf_counter()
+        data, model = prepare(subject, world)
+        with gauge(f"evaluating {subject.name}", show=world.first and not quiet) as progress:
+            found = accuracy_of(
+                subject.config,
+                model,
+                data,
+                world,
+                folder=subject.folder,
+                keep=keep,
+                check=check,
+                progress=progress,
+            )
+        seconds = time.perf_counter() - start
+        return _report(subject, found, world, seconds) if world.first else None
+
+
+def prepare(subject: Subject, world: World) -> tuple[ImageData, nn.Module]:
+    """The test images and the model, or one error for all workers."""
+    data = world.together(lambda: load(subject.config.data.name))
+    world.together(lambda: check_attacks(subject.config, data.test.classes))
+    model = world.together(lambda: subject.make(data))
+    return data.test, model.to(world.device)
+
+
+def _report(subject: Subject, found: Assessment, world: World, seconds: float) -> dict[str, Any]:
+    suites = {
+        name: {
+            "ra": found.ra(name),
+            "fell": verdicts.counts(),
+            "costs": {attack: cost._asdict() for attack, cost in verdicts.costs.items()},
+        }
+        for name, verdicts in found.suites.items()
+    }
+    return {
+        "run": subject.name,
+        "weights": subject.weights.stem if subject.weights else "as made",
+        **figures(subject.config, found),
+        "suites": suites,
+        "warnings": list(found.warnings),
+        "network": found.network,
+        "workers": world.size,
+        "seconds": seconds,
+    }
+
+
+def split_attack(name: str) -> tuple[str, int]:
+    """`pgd-20`: an attack that takes a number of steps, and that number."""
+    word, _, count = name.rpartition("-")
+    if not count.isdigit() or int(count) < 1:
+        raise ValueError(f"--attack {name}: an attack with its steps, e.g. pgd-20, cw-50")
+    suite(name, 10)
+    return word, int(count)
+
+
+def default_eps(subjects: Sequence[Subject]) -> tuple[float, ...]:
+    """Nine radii, up to twice the one that the first model was made for."""
+    own = subjects[0].config.threat.eps
+    return tuple(own * quarter / 4 for quarter in range(9))
+
+
+class Swept(NamedTuple):
+    """The curves of several models, and what is odd about them."""
+
+    curves: dict[str, list[Curve]]
+    warnings: list[str]
+
+
+def sweep_all(
+    subjects: Sequence[Subject],
+    *,
+    eps: Sequence[float],
+    steps: Sequence[int],
+    attack: str,
+    at_steps: int,
+    quiet: bool = False,
+) -> Swept | None:
+    """RA of several models over eps and over steps; the first worker gets the result."""
+    swept = Swept({}, [])
+    with make_world(subjects[0].config) as world:
+        for subject in subjects:
+            data, model = prepare(subject, world)
+            with gauge(f"sweeping {subject.name}", show=world.first and not quiet) as progress:
+                curves = sweep(
+                    model,
+                    first_images(data, subject.config.evaluate.images),
+                    threat=subject.config.threat,
+                    eps=eps,
+                    steps=steps,
+                    attack=attack,
+                    at_steps=at_steps,
+                    batch=subject.config.evaluate.batch,
+                    seed=subject.config.seed,
+                    world=world,
+                    progress=progress,
+                )
+            swept.curves[subject.name] = curves
+            for curve in curves:
+                swept.warnings.extend(f"{subject.name}: {text}" for text in check_curve(*curve))
+        return swept if world.first else None

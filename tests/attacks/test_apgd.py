@@ -1,0 +1,275 @@
+"""APGD: known maxima, the checkpoints of the paper, and that the best point is what it returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from dat.attacks import APGD, FGSM, PGD, Loss, TargetedAPGD, Victim
+from dat.attacks.victim import LOSSES
+from dat.losses import cross_entropy, targeted_dlr
+from dat.rng import Draws
+from dat.threat import ThreatModel
+from tests.attacks.cases import answers, both_norms, images, wavy
+
+EPS = 0.1
+SHAPE = (6, 2, 3, 3)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def interior() -> Tensor:
+    """Images so far from 0 and 1 that the box does not matter."""
+    return 0.3 + 0.4 * random(*SHAPE)
+
+
+def weights() -> Tensor:
+    return random(1, *SHAPE[1:], seed=1) - 0.5
+
+
+def linear(x: Tensor) -> Tensor:
+    return (weights() * x).flatten(1).sum(1)
+
+
+def hill(summit: Tensor) -> Loss:
+    """Concave, and highest at the summit."""
+    return lambda x: -(x - summit).square().flatten(1).sum(1)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 20, 100])
+def test_linf_optimum_of_a_linear_loss_is_a_corner(steps: int) -> None:
+    """The first step is as long as the ball is wide."""
+    x = interior()
+    x_adv = APGD(steps=steps)(linear, x, ThreatModel(norm="linf", eps=EPS))
+    torch.testing.assert_close(x_adv, x + EPS * weights().sign(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("eps", [0.05, 0.5, 3.0])
+def test_linf_optimum_in_the_box_is_the_clipped_corner(eps: float) -> None:
+    x = (2 * random(*SHAPE) - 0.5).clamp(0, 1)
+    x_adv = APGD(steps=20)(linear, x, ThreatModel(norm="linf", eps=eps))
+    best = (x + eps * weights().sign()).clamp(0, 1)
+    torch.testing.assert_close(x_adv, best, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("steps", "within"), [(20, 1e-3), (100, 1e-6)])
+def test_l2_optimum_of_a_linear_loss_is_along_the_weights(steps: int, within: float) -> None:
+    x, w = interior(), weights()
+    x_adv = APGD(steps=steps)(linear, x, ThreatModel(norm="l2", eps=EPS))
+    torch.testing.assert_close(x_adv, x + EPS * w / w.norm(), rtol=0, atol=within * EPS)
+
+
+@both_norms
+def test_a_summit_outside_the_ball_is_approached_up_to_its_edge(norm: str) -> None:
+    x, threat = interior(), ThreatModel(norm=norm, eps=EPS)
+    summit = x + 4 * EPS * (random(*SHAPE, seed=2) - 0.5).sign()
+    x_adv = APGD()(hill(summit), x, threat)
+    torch.testing.assert_close(x_adv, threat.project(summit, x), rtol=0, atol=1e-3 * EPS)
+
+
+@both_norms
+def test_a_summit_inside_the_ball_is_found_by_ever_shorter_steps(norm: str) -> None:
+    """What is left is a few of the last steps; they are 2 eps, halved at the checkpoints."""
+    x, threat = interior(), ThreatModel(norm=norm, eps=EPS)
+    inside = x + 0.5 * (threat.random_start(x, Draws.of(1, "t", index=torch.arange(6))) - x)
+    near, nearer = (threat.size(APGD(steps=n)(hill(inside), x, threat), inside) for n in (20, 100))
+    assert (near < 0.2 * EPS).all() and (nearer < 0.02 * EPS).all()
+
+
+def by_the_paper(steps: int) -> list[int]:
+    """p_0 = 0, p_1 = 0.22, p_{j+1} = p_j + max(p_j - p_{j-1} - 0.03, 0.06); w_j = ceil(p_j N)."""
+    places, last, place = [], 0, 22
+    while place <= 100:
+        places.append(math.ceil(place * steps / 100))
+        last, place = place, place + max(place - last - 3, 6)
+    return places
+
+
+def counted(steps: int) -> list[int]:
+    """Our checkpoints, counted from 1."""
+    return sorted(place + 1 for place in APGD(steps=steps).checkpoints())
+
+
+def by_the_reference(steps: int) -> list[int]:
+    """As the authors' own code goes about it: the periods are rounded down, not the places up."""
+    period, shrink, least = (max(int(share * steps), 1) for share in (0.22, 0.03, 0.06))
+    places, since = [], 0
+    for step in range(1, steps + 1):
+        since += 1
+        if since == period:
+            places.append(step)
+            period, since = max(period - shrink, least), 0
+    return places
+
+
+def test_checkpoints_are_those_of_the_paper() -> None:
+    assert counted(100) == by_the_paper(100) == [22, 41, 57, 70, 80, 87, 93, 99]
+
+
+@pytest.mark.parametrize("steps", [200, 300, 1000])
+def test_checkpoints_of_hundreds_of_steps_are_those_of_the_paper(steps: int) -> None:
+    assert counted(steps) == by_the_paper(steps)
+
+
+def test_checkpoints_of_any_count_are_those_of_the_reference_implementation() -> None:
+    for steps in range(1, 301):
+        assert counted(steps) == by_the_reference(steps)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 10, 17])
+def test_few_steps_have_checkpoints_too(steps: int) -> None:
+    places = counted(steps)
+    assert places and 1 <= places[0] and places[-1] <= steps
+
+
+class Recorder:
+    """A closure that remembers where it was asked, and what it answered."""
+
+    def __init__(self, loss: Loss) -> None:
+        self.loss = loss
+        self.points: list[Tensor] = []
+        self.losses: list[Tensor] = []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        found = self.loss(x)
+        self.points.append(x.detach().clone())
+        self.losses.append(found.detach().clone())
+        return found
+
+
+def wavy_loss(pixels: int) -> Loss:
+    network = wavy(pixels, dtype=torch.float64)
+    return lambda x: 3 * network(x).sum(1)
+
+
+@both_norms
+@pytest.mark.parametrize("steps", [1, 2, 7, 30])
+def test_the_best_point_is_returned_not_the_last(norm: str, steps: int) -> None:
+    x = images((8, 2, 3, 3), dtype=torch.float64)
+    seen = Recorder(wavy_loss(18))
+    x_adv = APGD(steps=steps)(seen, x, ThreatModel(norm=norm, eps=0.5))
+    points, losses = torch.stack(seen.points), torch.stack(seen.losses)
+    assert len(points) == steps + 1
+    highest, when = losses.max(0)
+    assert torch.equal(x_adv, points[when, torch.arange(8)])
+    torch.testing.assert_close(wavy_loss(18)(x_adv), highest)
+    if steps == 30:
+        assert (when < steps).any()
+
+
+@both_norms
+def test_every_point_it_looks_at_is_in_ball_and_box(norm: str) -> None:
+    x, threat = images((8, 2, 3, 3), dtype=torch.float64), ThreatModel(norm=norm, eps=0.3)
+    seen = Recorder(wavy_loss(18))
+    APGD(steps=20)(seen, x, threat)
+    for point in seen.points:
+        assert (threat.size(point, x) <= 0.3 + 1e-9).all()
+        assert point.min() >= 0 and point.max() <= 1
+
+
+def test_momentum_and_halving_are_those_of_the_paper() -> None:
+    """Algorithm 1 written out for one pixel far from its bounds, on a loss with a kink."""
+    x, eps = torch.full((1, 1, 1, 1), 0.5, dtype=torch.float64), 0.2
+    peak = 0.53
+
+    def loss(z: Tensor) -> Tensor:
+        return -(z - peak).abs().flatten(1).sum(1)
+
+    seen = Recorder(loss)
+    APGD(steps=10)(seen, x, ThreatModel(norm="linf", eps=eps))
+    points = [float(point) for point in seen.points]
+
+    def clip(z: float) -> float:
+        return min(max(z, 0.5 - eps), 0.5 + eps)
+
+    def f(z: float) -> float:
+        return -abs(z - peak)
+
+    def slope(z: float) -> float:
+        return 1.0 if z < peak else -1.0
+
+    at = before = best = points[0]
+    last, step, rises, since = f(at), 2 * eps, 0, 0
+    best_then, halved = f(best), True
+    expected, periods = [at], iter([2, 1, 1, 1, 1, 1, 1, 1, 1])
+    period = next(periods)
+    for k in range(10):
+        there = clip(at + step * slope(at))
+        share = 1.0 if k == 0 else 0.75
+        new = clip(at + share * (there - at) + (1 - share) * (at - before))
+        expected.append(new)
+        before, at = at, new
+        rises, since, last = rises + (f(new) > last), since + 1, f(new)
+        best = new if f(new) > f(best) else best
+        if since == period:
+            halve = rises <= 0.75 * since or (not halved and best_then >= f(best))
+            if halve:
+                step, at = step / 2, best
+            rises, since, best_then, halved = 0, 0, f(best), halve
+            period = next(periods, 1)
+    assert points == pytest.approx(expected, abs=1e-12)
+
+
+@both_norms
+def test_gradients_of_a_random_network_are_averaged(norm: str) -> None:
+    """Noise that every second call takes back is gone from the mean of two."""
+    shake, smooth, calls = 20 * (random(18) - 0.5), wavy_loss(18), 0
+
+    def noisy(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return smooth(x) + (-1) ** calls * x.flatten(1) @ shake
+
+    x, threat = interior(), ThreatModel(norm=norm, eps=EPS)
+    calm, shaken = APGD(steps=5)(smooth, x, threat), APGD(steps=5)(noisy, x, threat)
+    assert calls == 6
+    averaged = APGD(steps=5, eot=2)(noisy, x, threat)
+    assert calls == 6 + 12
+    torch.testing.assert_close(averaged, calm, rtol=0, atol=1e-9)
+    assert (shaken - calm).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "margin", "dlr"])
+@both_norms
+def test_its_own_loss_is_what_it_ascends(loss: str, norm: str) -> None:
+    """It finds the same as it does when it is given that loss."""
+    x, network = images((5, 1, 3, 3), dtype=torch.float64), wavy(9, dtype=torch.float64)
+    y, threat = answers(network, x), ThreatModel(norm=norm, eps=0.2)
+    own = APGD(steps=5, loss=loss)(Victim(network, y), x, threat)
+    assert torch.equal(own, APGD(steps=5)(Victim(network, y, LOSSES[loss]), x, threat))
+    assert torch.equal(own, APGD(steps=5)(lambda z: LOSSES[loss](network(z), y), x, threat))
+
+
+@both_norms
+def test_targeted_apgd_climbs_the_targeted_loss(norm: str) -> None:
+    x, network = images((5, 1, 3, 3), dtype=torch.float64), wavy(9, dtype=torch.float64)
+    y, threat = answers(network, x), ThreatModel(norm=norm, eps=0.2)
+    draws = Draws.of(0, "t", index=torch.arange(5))
+    aims = Victim(network, y).wrong_classes(x)[:, 1]
+    one = TargetedAPGD(steps=5, first=2, targets=1)(Victim(network, y), x, threat, draws)
+
+    def aimed(z: Tensor) -> Tensor:
+        return targeted_dlr(network(z), y, aims)
+
+    assert torch.equal(one, APGD(steps=5)(aimed, x, threat, draws.fork("target", 2)))
+
+
+@both_norms
+@pytest.mark.parametrize("weaker", [PGD(steps=10), FGSM()], ids=repr)
+def test_it_is_stronger_on_a_loss_with_many_summits(
+    norm: str, weaker: Callable[..., Tensor]
+) -> None:
+    x, network = images((64, 1, 4, 4), dtype=torch.float64), wavy(16, dtype=torch.float64)
+    y, threat = answers(network, x), ThreatModel(norm=norm, eps=0.2)
+    victim = Victim(network, y)
+    ours, theirs = (
+        cross_entropy(network(attack(victim, x, threat)), y).mean()
+        for attack in (APGD(steps=10), weaker)
+    )
+    assert ours > theirs
