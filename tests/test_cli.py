@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,13 @@ import pytest
 
 from dat.cli import main
 
-TINY = ("model.width=4", "attack.steps=1", "train.epochs=1", "train.batch=640", "evaluate.attacks=pgd-1")
+TINY = (
+    "model.width=4",
+    "attack.steps=1",
+    "train.epochs=1",
+    "train.batch=640",
+    "evaluate.attacks=pgd-1",
+)
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -105,7 +112,9 @@ def test_settings_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None
     assert (rows["seed"], rows["attack.name"]) == ("3", "fgsm")
 
 
-@pytest.mark.parametrize("command", ["", "train", "evaluate", "compare", "recipes", "config"])
+@pytest.mark.parametrize(
+    "command", ["", "train", "evaluate", "sweep", "compare", "recipes", "config"]
+)
 def test_help_teaches_by_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, *command.split(), "--help")
     assert code == 0
@@ -136,6 +145,41 @@ BAD = {
     ),
     "no module": ("train digits model.name=nowhere:net", "nowhere"),
     "no run": ("evaluate runs/none", "runs/none: not the folder of a run"),
+    "nothing to evaluate": ("evaluate", "give the folder of one run, or --model, --weights and"),
+    "only settings to evaluate": ("evaluate threat.eps=0.1", "give the folder of one run, or --mo"),
+    "two runs to evaluate": ("evaluate runs/a runs/b", "give the folder of one run, or --model"),
+    "run and model": (
+        "evaluate runs/a --model nets:net --data digits",
+        "runs/a: give a run or --model, not both",
+    ),
+    "model without data": ("evaluate --model nets:net", "--model: also needs --data"),
+    "model that is nowhere": (
+        "evaluate --model nowhere:net --data digits",
+        "model.name = 'nowhere:net': cannot import nowhere",
+    ),
+    "model without a module": (
+        "evaluate --model net --data digits",
+        "model.name = 'net': must be cnn, ",
+    ),
+    "model on no such data": (
+        "evaluate --model cnn --data digit",
+        "data.name = 'digit': unknown: did you mean digits?",
+    ),
+    "model under no such attack": (
+        "evaluate --model cnn --data digits --attacks clean,pdg-20",
+        "evaluate.attacks: attack 'pdg-20': unknown: did you mean pgd-20?",
+    ),
+    "model without such weights": (
+        "evaluate --model cnn --data digits --weights net.safetensors",
+        "net.safetensors: no such weights",
+    ),
+    "examples without a folder": (
+        "evaluate --model cnn --data digits --out none --examples",
+        "--examples: needs a folder to keep them in, not --out none",
+    ),
+    "no run to sweep": ("sweep runs/none", "runs/none: not the folder of a run"),
+    "only settings to sweep": ("sweep seed=1", "give the folders of one or more runs"),
+    "only settings to compare": ("compare seed=1", "give the folders of one or more runs"),
     "nccl": ("train digits comm.backend=nccl", "comm.backend = nccl: needs cuda, not cpu"),
     "warmup": ("train digits schedule.warmup=99", "schedule.warmup = 99: must be at most"),
     "no cuda": ("train digits comm.device=cuda", "comm.device = cuda: this machine has no CUDA"),
@@ -196,6 +240,19 @@ def test_what_looks_like_markup_is_shown_as_it_is(capsys: pytest.CaptureFixture[
     code, table, _ = call(capsys, "config", "digits", "about=[/oops] [bold]x")
     assert code == 0
     assert "[/oops] [bold]x" in table
+
+
+def test_a_runs_name_may_have_an_equals_sign(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names that tell a setting, such as eps=0.1, are what a sweep's folders are called."""
+    run = shutil.copytree(finished, tmp_path / "eps=0.1")
+    code, out, _ = call(capsys, "compare", str(run), "--json")
+    assert code == 0
+    assert [result["run"] for result in json.loads(out)] == [str(run)]
+    code, out, err = call(capsys, "evaluate", str(run), "--out", "none", "--json")
+    assert code == 0, err
+    assert json.loads(out)["run"] == str(run)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "half a resul"])

@@ -57,8 +57,28 @@ def test_the_loop_with_an_exchange_of_its_own_runs() -> None:
     assert isinstance(losses, torch.Tensor) and losses.shape == (1, 1) and losses.isfinite().all()
 
 
+def test_the_evaluation_page_runs() -> None:
+    page = (ROOT / "docs" / "evaluation.md").read_text()
+    random = torch.Generator().manual_seed(0)
+    names: dict[str, object] = {
+        "dat": dat,
+        "model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 5)),
+        "x": torch.rand(3, 1, 4, 4, generator=random),
+        "y": torch.tensor([0, 1, 4]),
+    }
+    try:
+        for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+            exec(block, names)
+    finally:
+        dist.destroy_process_group()
+    result, x_adv, x = names["result"], names["x_adv"], names["x"]
+    assert isinstance(result, dat.AutoAttacked) and len(result.fell_to) == 3
+    assert isinstance(x_adv, torch.Tensor) and isinstance(x, torch.Tensor)
+    assert float((x_adv - x).abs().max()) <= 8 / 255 + 1e-6
+
+
 def test_the_tables_are_the_measured_ones() -> None:
-    pages = README + (ROOT / "docs" / "communication.md").read_text()
+    pages = README + "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
     found = dict(re.findall(r"<!-- (\w+)\.md -->\n(.*?)<!-- end -->", pages, flags=re.DOTALL))
     results = ROOT / "benchmarks" / "results"
     assert found.keys() == {path.stem for path in results.glob("*.md")}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from numpy.typing import NDArray
+from scipy import optimize, stats
 from torch import Tensor
 
 from dat.fields import SettingError
@@ -120,6 +122,60 @@ def test_start_of_a_sample_is_its_own(norm: str) -> None:
     assert not torch.equal(threat.random_start(x, draws(5, seed=1)), all_)
 
 
+@both_norms
+def test_edge_is_as_far_away_as_the_ball_goes(norm: str) -> None:
+    threat, x = ThreatModel(norm=norm, eps=0.2), 0.3 + 0.4 * random((50, 2, 3, 3), 0)
+    edge = threat.random_edge(x, draws(50))
+    torch.testing.assert_close(threat.size(edge, x), torch.full((50,), 0.2, dtype=torch.float64))
+
+
+@both_norms
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(eps=radii, shape=shapes, seed=st.integers(0, 10**6))
+def test_edge_is_in_ball_and_box(norm: str, eps: float, shape: tuple[int, ...], seed: int) -> None:
+    threat, x = ThreatModel(norm=norm, eps=eps), pixels(shape, seed)
+    edge = threat.random_edge(x, draws(shape[0], seed))
+    assert (norms(threat, edge - x) <= eps + 1e-9).all()
+    assert edge.min() >= 0 and edge.max() <= 1
+
+
+def test_linf_edge_is_uniform_but_for_the_pixel_that_touches() -> None:
+    x = torch.full((2000, 1, 2, 2), 0.5, dtype=torch.float64)
+    delta = ThreatModel(norm="linf", eps=0.2).random_edge(x, draws(2000)).sub(x).div(0.2).flatten(1)
+    touches = (delta.abs() > 1 - 1e-9).sum(1)
+    assert (touches == 1).all()
+    assert abs(delta.mean()) < 0.05
+    counts = delta.abs().argmax(1).bincount(minlength=4)
+    assert stats.chisquare(counts.numpy()).pvalue > 0.01
+
+
+def test_l2_edge_is_uniform_on_the_sphere() -> None:
+    x = torch.full((2000, 1, 1, 3), 0.5, dtype=torch.float64)
+    delta = ThreatModel(norm="l2", eps=0.2).random_edge(x, draws(2000)).sub(x).div(0.2).flatten(1)
+    for axis in delta.T:  # on a sphere in space, each coordinate is uniform (Archimedes)
+        assert stats.kstest(axis.numpy(), "uniform", args=(-1, 2)).pvalue > 0.01
+
+
+@both_norms
+def test_edge_of_a_sample_is_its_own(norm: str) -> None:
+    threat, x = ThreatModel(norm=norm, eps=0.3), pixels((5, 2, 3, 3), 0)
+    rows = torch.tensor([4, 1])
+    all_ = threat.random_edge(x, draws(5))
+    assert torch.equal(threat.random_edge(x[rows], draws(5).pick(rows)), all_[rows])
+    assert not torch.equal(threat.random_edge(x, draws(5, seed=1)), all_)
+
+
+@both_norms
+def test_a_step_for_each_sample_is_that_of_each_alone(norm: str) -> None:
+    threat, x = ThreatModel(norm=norm, eps=0.3), pixels((4, 2, 3, 3), 0)
+    x_adv, gradient = threat.random_start(x, draws(4)), random((4, 2, 3, 3), 1) - 0.5
+    steps = torch.tensor([0.0, 0.1, 0.2, 5.0], dtype=torch.float64)
+    together = threat.ascend(x_adv, gradient, steps, x)
+    for row in torch.arange(4).split(1):
+        alone = threat.ascend(x_adv[row], gradient[row], float(steps[row]), x[row])
+        torch.testing.assert_close(together[row], alone, rtol=0, atol=1e-15)
+
+
 def test_ascent_goes_along_the_sign() -> None:
     x = torch.full((1, 1, 1, 3), 0.5)
     gradient = torch.tensor([7.0, -1e-20, 0.0]).reshape_as(x)
@@ -155,11 +211,183 @@ def test_size_is_the_norm() -> None:
 
 
 @both_norms
+def test_length_is_the_norm_of_each_sample(norm: str) -> None:
+    threat, delta = ThreatModel(norm=norm), random((5, 2, 3, 3), 0) - 0.5
+    torch.testing.assert_close(threat.length(delta), norms(threat, delta))
+
+
+class Problem:
+    """One for `reach`, and its solution by other means."""
+
+    def __init__(self, shape: tuple[int, ...], seed: int, share: float, *, zeros: bool) -> None:
+        """`share` is that of the widest gap which the box allows to close."""
+        self.x = pixels(shape, seed)
+        self.normal = random(shape, seed + 1) - 0.5
+        if zeros:
+            self.normal *= random(shape, seed + 2) < 0.6
+        up = torch.where(self.normal > 0, 1 - self.x, self.x)
+        down = torch.where(self.normal < 0, 1 - self.x, self.x)
+        room = up if share > 0 else down
+        self.gap = share * (self.normal.abs() * room).flatten(1).sum(1)
+
+    def rows(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64], float]]:
+        return list(
+            zip(
+                self.x.flatten(1).numpy(),
+                self.normal.flatten(1).numpy(),
+                self.gap.tolist(),
+                strict=True,
+            )
+        )
+
+
+def smallest_linf(x: NDArray[np.float64], normal: NDArray[np.float64], gap: float) -> float:
+    """The least s with |d| <= s, as a linear program in d and s."""
+    n, eye = len(x), np.eye(len(x))
+    one = np.ones((n, 1))
+    found = optimize.linprog(
+        np.append(np.zeros(n), 1.0),
+        A_ub=np.block([[eye, -one], [-eye, -one]]),
+        b_ub=np.zeros(2 * n),
+        A_eq=np.append(normal, 0.0)[None],
+        b_eq=[gap],
+        bounds=[*zip(-x, 1 - x, strict=True), (0, None)],
+    )
+    assert found.success
+    return float(found.fun)
+
+
+def smallest_l2(x: NDArray[np.float64], normal: NDArray[np.float64], gap: float) -> float:
+    """By the conditions of Karush, Kuhn and Tucker, d is t * normal clipped to the box."""
+
+    def step(t: float) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = np.clip(t * math.copysign(1, gap) * normal, -x, 1 - x)
+        return found
+
+    def left(t: float) -> float:
+        return abs(gap) - abs(float(normal @ step(t)))
+
+    far = 1.0
+    while left(far) > 0:
+        far *= 2
+    return float(np.linalg.norm(step(optimize.brentq(left, 0, far, xtol=1e-14))))
+
+
+SMALLEST = {"linf": smallest_linf, "l2": smallest_l2}
+
+
+@both_norms
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    shape=shapes,
+    seed=st.integers(0, 10**6),
+    share=st.floats(-0.98, 0.98).filter(lambda share: abs(share) > 1e-3),
+    zeros=st.booleans(),
+)
+def test_reach_is_the_smallest_step_that_closes_the_gap(
+    norm: str, shape: tuple[int, ...], seed: int, share: float, zeros: bool
+) -> None:
+    problem, threat = Problem(shape, seed, share, zeros=zeros), ThreatModel(norm=norm)
+    step = threat.reach(problem.x, problem.normal, problem.gap)
+    closed = (problem.normal * step).flatten(1).sum(1)
+    torch.testing.assert_close(closed, problem.gap, rtol=1e-9, atol=1e-12)
+    assert (problem.x + step).min() >= -1e-12 and (problem.x + step).max() <= 1 + 1e-12
+    for length, row in zip(norms(threat, step).tolist(), problem.rows(), strict=True):
+        assert length == pytest.approx(SMALLEST[norm](*row), rel=1e-6, abs=1e-7)
+
+
+@both_norms
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(
+    shape=shapes,
+    seed=st.integers(0, 10**6),
+    share=st.floats(1.001, 100) | st.floats(-100, -1.001),
+)
+def test_a_gap_wider_than_the_box_is_gone_as_far_as_it_goes(
+    norm: str, shape: tuple[int, ...], seed: int, share: float
+) -> None:
+    problem = Problem(shape, seed, share, zeros=False)
+    step = ThreatModel(norm=norm).reach(problem.x, problem.normal, problem.gap)
+    corner = (math.copysign(1, share) * problem.normal > 0).double()
+    shut = (problem.gap == 0).reshape(-1, 1, 1, 1)  # no room at all, so no gap was asked for
+    torch.testing.assert_close(problem.x + step, torch.where(shut, problem.x, corner))
+
+
+@both_norms
+@pytest.mark.parametrize("share", [-1.0, 1.0])
+def test_the_widest_gap_that_fits_ends_in_the_corner(norm: str, share: float) -> None:
+    problem = Problem((20, 1, 3, 3), 0, share, zeros=False)
+    step = ThreatModel(norm=norm).reach(problem.x, problem.normal, problem.gap)
+    closed = (problem.normal * step).flatten(1).sum(1)
+    torch.testing.assert_close(closed, problem.gap)
+    assert step.isfinite().all()
+
+
+@both_norms
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_reach_of_nothing_is_nothing(norm: str, dtype: torch.dtype) -> None:
+    """Where the gap or the normal is zero there is no way to go."""
+    x = torch.tensor([0.0, 1.0, 0.5, 0.0, 1.0, 0.5], dtype=dtype).repeat(4, 1).reshape(4, 1, 2, 3)
+    normal = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0], dtype=dtype).reshape(1, 1, 2, 3)
+    normal = normal * torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=dtype).reshape(-1, 1, 1, 1)
+    gap = torch.tensor([0.0, 1.0, -1.0, 0.0], dtype=dtype)
+    assert torch.equal(ThreatModel(norm=norm).reach(x, normal, gap), torch.zeros_like(x))
+
+
+@both_norms
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("gap", [-1e9, -0.5, -1e-9, 0.0, 1e-9, 0.5, 1e9])
+def test_reach_from_the_walls_is_finite(norm: str, dtype: torch.dtype, gap: float) -> None:
+    """Pixels of exactly 0 or 1, with and without a weight."""
+    x = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 1.0], dtype=dtype).reshape(1, 1, 2, 3)
+    normal = torch.tensor([1.0, 1.0, -1.0, -1.0, 0.0, 0.0], dtype=dtype).reshape(1, 1, 2, 3)
+    step = ThreatModel(norm=norm).reach(x, normal, torch.tensor([gap], dtype=dtype))
+    assert step.isfinite().all()
+    assert (x + step).min() >= 0 and (x + step).max() <= 1
+    wanted = max(min(gap, 2.0), -2.0)  # two of the pixels can go the right way
+    assert float((normal * step).sum()) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("norm", "scale"),
+    [
+        ("linf", 1e-8),
+        ("linf", 1e8),
+        ("l2", 1e-5),
+        ("l2", 1e8),
+        ("l2", 1e-8),
+        ("l2", 1e-20),
+        ("l2", 1e20),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_reach_ignores_the_scale_of_the_problem(
+    norm: str, scale: float, dtype: torch.dtype
+) -> None:
+    problem, threat = Problem((8, 1, 3, 3), 0, 0.5, zeros=True), ThreatModel(norm=norm)
+    x, normal, gap = (value.to(dtype) for value in (problem.x, problem.normal, problem.gap))
+    step = threat.reach(x, normal, gap)
+    torch.testing.assert_close(threat.reach(x, scale * normal, scale * gap), step)
+
+
+@both_norms
+def test_reach_of_a_sample_is_its_own(norm: str) -> None:
+    """One sample may take more rounds than another."""
+    problem, threat = Problem((30, 1, 4, 4), 5, 0.9, zeros=True), ThreatModel(norm=norm)
+    together = threat.reach(problem.x, problem.normal, problem.gap)
+    for row in torch.arange(30).split(1):
+        alone = threat.reach(problem.x[row], problem.normal[row], problem.gap[row])
+        torch.testing.assert_close(alone, together[row], rtol=0, atol=1e-12)
+
+
+@both_norms
 def test_arguments_are_left_alone(norm: str) -> None:
     threat, x, x_adv = ThreatModel(norm=norm), pixels((2, 1, 3, 3), 0), random((2, 1, 3, 3), 1)
     copies = x.clone(), x_adv.clone()
     threat.ascend(x_adv, torch.ones_like(x), 0.5, x)
     threat.random_start(x, draws(2))
+    threat.random_edge(x, draws(2))
+    threat.reach(x, x_adv, torch.ones(2, dtype=torch.float64))
     assert torch.equal(x, copies[0]) and torch.equal(x_adv, copies[1])
 
 

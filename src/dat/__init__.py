@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dat.attacks import FGSM, PGD, Attack, NoAttack, attack_mode
+    from dat.attacks import (
+        APGD,
+        FAB,
+        FGSM,
+        PGD,
+        Attack,
+        NoAttack,
+        Square,
+        TargetedAPGD,
+        Victim,
+        attack_mode,
+    )
     from dat.comm import (
         Auto,
         Buckets,
@@ -27,8 +38,17 @@ if TYPE_CHECKING:
     )
     from dat.config import RunConfig
     from dat.data import ImageData
-    from dat.evaluation import Accuracy, evaluate
-    from dat.models import Normalize, build_model, normalized
+    from dat.evaluation import (
+        Accuracy,
+        Assessment,
+        AutoAttacked,
+        Curve,
+        assess,
+        autoattack,
+        evaluate,
+        sweep,
+    )
+    from dat.models import Normalize, build_model, fold, normalized
     from dat.objectives import Adversarial, Objective
     from dat.optim import (
         EMA,
@@ -47,7 +67,18 @@ if TYPE_CHECKING:
     from dat.train import RunFolder, Trainer, load_weights, save_weights
 
 _ROOMS = {
-    "attacks": ("FGSM", "PGD", "Attack", "NoAttack", "attack_mode"),
+    "attacks": (
+        "APGD",
+        "FAB",
+        "FGSM",
+        "PGD",
+        "Attack",
+        "NoAttack",
+        "Square",
+        "TargetedAPGD",
+        "Victim",
+        "attack_mode",
+    ),
     "comm": (
         "Auto",
         "Buckets",
@@ -63,8 +94,17 @@ _ROOMS = {
     ),
     "config": ("RunConfig",),
     "data": ("ImageData",),
-    "evaluation": ("Accuracy", "evaluate"),
-    "models": ("Normalize", "build_model", "normalized"),
+    "evaluation": (
+        "Accuracy",
+        "Assessment",
+        "AutoAttacked",
+        "Curve",
+        "assess",
+        "autoattack",
+        "evaluate",
+        "sweep",
+    ),
+    "models": ("Normalize", "build_model", "fold", "normalized"),
     "objectives": ("Adversarial", "Objective"),
     "optim": (
         "EMA",
@@ -85,7 +125,9 @@ _ROOMS = {
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
+    "APGD",
     "EMA",
+    "FAB",
     "FGSM",
     "LALR",
     "LAMB",
@@ -95,12 +137,15 @@ __all__ = [
     "SGD",
     "Accuracy",
     "Adversarial",
+    "Assessment",
     "Attack",
     "Auto",
+    "AutoAttacked",
     "Buckets",
     "Chunked",
     "Constant",
     "Cosine",
+    "Curve",
     "Cyclic",
     "Dense",
     "Exchange",
@@ -116,16 +161,23 @@ __all__ = [
     "RunConfig",
     "RunFolder",
     "Server",
+    "Square",
+    "TargetedAPGD",
     "ThreatModel",
     "Trainer",
+    "Victim",
     "WholeVector",
     "World",
+    "assess",
     "attack_mode",
+    "autoattack",
     "build_model",
     "evaluate",
+    "fold",
     "load_weights",
     "normalized",
     "save_weights",
+    "sweep",
 ]
 
 

@@ -190,6 +190,7 @@ def accuracy_of(
         threat=config.threat,
         batch=config.evaluate.batch,
         seed=config.seed,
+        precision=config.evaluate.precision,
         world=world,
         **options,
     )

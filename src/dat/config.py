@@ -68,6 +68,11 @@ class EvaluateConfig(Settings):
         "what images must survive: pgd-20, pgd-100x5 (five restarts), cw-20, fgsm, apgd-ce, "
         "apgd-t, fab-t, square, autoattack, autoattack-rand; several with commas",
     )
+    precision: str = setting(
+        "float32",
+        "in which the network computes under attack; verdicts are always in the model's own",
+        choices=("float32", "bfloat16", "float16"),
+    )
     images: int | None = setting(None, "the first so many of the test set; none is all", ge=1)
     batch: int = setting(256, "images at a time; has no influence on the result", ge=1)
 

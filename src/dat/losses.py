@@ -23,13 +23,13 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
 def dlr(logits: Tensor, labels: Tensor) -> Tensor:
     """The margin as a ratio of differences of logits (Croce & Hein 2020): neither a shift nor a
     scale of the logits changes it, so it does not saturate where a softmax does."""
-    top = logits.topk(3, dim=1).values
+    top = _top(logits, 3)
     return margin(logits, labels) / (top[:, 0] - top[:, 2] + TINY)
 
 
 def targeted_dlr(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
     """The same with a given wrong class; its scale is the top logit above the third and fourth."""
-    top = logits.topk(4, dim=1).values
+    top = _top(logits, 4)
     scale = top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + TINY
     return lead(logits, labels, targets) / scale
 
@@ -37,6 +37,14 @@ def targeted_dlr(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
 def lead(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
     """By how much a given wrong class beats the label."""
     return _of(logits, targets) - _of(logits, labels)
+
+
+def _top(logits: Tensor, count: int) -> Tensor:
+    if logits.shape[1] < count:
+        raise ValueError(
+            f"the DLR loss needs {count} classes, there are {logits.shape[1]}: use the margin"
+        )
+    return logits.topk(count, dim=1).values
 
 
 def _of(logits: Tensor, classes: Tensor) -> Tensor:

@@ -76,6 +76,8 @@ class ThreatModel(Settings):
         way to the box's wall and pace is 1 (linf) or |normal| (l2). What is closed is concave and
         piecewise linear in t, so Newton's method from below ends at the exact t after a few steps.
         """
+        scale = normal.flatten(1).abs().amax(1).clamp_min(TINY**3)  # neither under- nor overflow
+        normal, gap = normal / per_sample(scale, x), gap / scale
         way = normal.sign() * per_sample(gap.sign(), x)
         room = torch.where(way > 0, 1.0 - x, x)
         weight = normal.abs()

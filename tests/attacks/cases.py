@@ -92,4 +92,6 @@ def variants() -> list[Attack]:
 
 
 def goals_of(attack: Attack) -> list[str]:
-    return [CLOSURE] * takes_a_closure(attack) + [VICTIM, UNTIL_BROKEN]
+    """Those it can be set; of its variants, one is enough for what happens to the batch."""
+    found = [CLOSURE] * takes_a_closure(attack) + [VICTIM]
+    return found + [UNTIL_BROKEN] * (attack == cheap(type(attack)()))

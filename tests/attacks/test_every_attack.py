@@ -22,6 +22,7 @@ from dat.threat import ThreatModel
 from tests.attacks.cases import (
     CLASSES,
     UNTIL_BROKEN,
+    VICTIM,
     Network,
     answers,
     both_norms,
@@ -122,7 +123,7 @@ def modes_of(kind: str) -> Iterator[str]:
 
 @every_case
 @both_norms
-@settings(derandomize=True, deadline=None, max_examples=6)
+@settings(derandomize=True, deadline=None, max_examples=5)
 @given(
     eps=st.floats(0, 2) | st.sampled_from([0.0, 1 / 255, 8 / 255, 100.0]),
     shape=st.tuples(*(st.integers(1, top) for top in (3, 3, 4, 4))),
@@ -241,7 +242,7 @@ def test_a_sample_ignores_its_companions(attack: Attack, kind: str, norm: str) -
     y = answers(network, x)
     draws = Draws.of(0, "test", index=torch.tensor([11, 5, 8, 2**40, 0]))
     together = attack(goal(kind, network, y), x, threat, draws)
-    for rows in map(torch.tensor, ([2], [4, 0, 3], [3, 4, 1, 0, 2])):
+    for rows in map(torch.tensor, ([2], [3, 4, 1, 0])):
         apart = attack(goal(kind, network, y[rows]), x[rows], threat, draws.pick(rows))
         torch.testing.assert_close(apart, together[rows], rtol=0, atol=1e-9)
 
@@ -256,10 +257,10 @@ def test_without_draws_the_samples_are_numbered(attack: Attack, kind: str) -> No
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name != "none"])
 @both_norms
 def test_an_attack_raises_the_loss(name: str, norm: str) -> None:
-    attack = cheap(ATTACKS[name](), steps=20, queries=100)
+    attack = cheap(ATTACKS[name](), steps=10, queries=60)
     x, network = 0.5 * images((8, 1, 3, 3)) + 0.25, wavy(9)
     y, threat = answers(network, x), ThreatModel(norm=norm, eps=0.02)
-    for kind in goals_of(attack):
+    for kind in (VICTIM, UNTIL_BROKEN):
         x_adv = attack(goal(kind, network, y), x, threat)
         raised = cross_entropy(network(x_adv), y) > cross_entropy(network(x), y)
         assert (raised | (answers(network, x_adv) != y)).all()
@@ -277,7 +278,7 @@ def test_a_victim_is_attacked_as_its_loss_is(attack: Attack, norm: str) -> None:
 @pytest.mark.parametrize("attack", [a for a in variants() if not takes_a_closure(a)], ids=repr)
 def test_a_closure_without_labels_is_refused_with_what_to_do(attack: Attack) -> None:
     x = images((3, 2, 3, 3))
-    with pytest.raises(ValueError, match="needs the network and the labels; give it dat.Victim"):
+    with pytest.raises(ValueError, match=r"needs the network and the labels; give it dat\.Victim"):
         attack(lambda z: z.flatten(1).sum(1), x, ThreatModel())
 
 

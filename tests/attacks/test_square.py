@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from dat.rng import Draws
 from dat.threat import ThreatModel
 from tests.attacks.cases import answers, both_norms, images, wavy, wrong
 
-SHAPES = [(4, 1, 1, 1), (4, 3, 1, 1), (4, 1, 1, 5), (4, 3, 7, 4), (4, 2, 2, 2), (4, 1, 11, 12)]
+SHAPES = [(4, 3, 1, 1), (4, 1, 1, 5), (4, 3, 7, 4), (4, 1, 11, 12)]
 
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
@@ -95,7 +96,7 @@ def test_linf_starts_from_vertical_stripes() -> None:
     assert (delta == delta[:, :, :1]).all()
     up = (delta[:, :, 0] > 0).double()
     assert 0.4 < up.mean() < 0.6
-    assert 0 < up.var(0).min() and 0 < up.var(1).max() and 0 < up.var(2).max()
+    assert up.var(0).min() > 0 and up.var(1).max() > 0 and up.var(2).max() > 0
 
 
 @both_norms
@@ -112,7 +113,7 @@ def test_every_query_is_at_the_edge_of_the_ball(norm: str, shape: tuple[int, ...
 
 @both_norms
 @every_shape
-@pytest.mark.parametrize("eps", [0.05, 0.5, 3.0])
+@pytest.mark.parametrize("eps", [0.05, 3.0])
 def test_every_query_is_in_ball_and_box(norm: str, shape: tuple[int, ...], eps: float) -> None:
     x, threat = images(shape, dtype=torch.float64), ThreatModel(norm=norm, eps=eps)
     asked = Queries(lambda z: wavy(x[0].numel(), dtype=torch.float64)(z).sum(1))
@@ -131,9 +132,9 @@ def test_the_loss_never_falls_over_the_queries(norm: str, shape: tuple[int, ...]
     network, threat = wavy(x[0].numel(), dtype=torch.float64), ThreatModel(norm=norm, eps=0.3)
     y = answers(network, x)
     asked = Queries(lambda z: margin(network(z), y))
-    Square(queries=120, loss="given")(asked, x, threat)
+    Square(queries=30, loss="given")(asked, x, threat)
     seen = torch.stack([margin(network(point), y) for point in asked.points])
-    for queries in (1, 2, 5, 20, 99, 100, 101, 120):
+    for queries in (1, 9, 30):
         x_adv = Square(queries=queries)(Victim(network, y), x, threat)
         highest = seen[: queries + 1].max(0).values
         torch.testing.assert_close(margin(network(x_adv), y), highest, rtol=0, atol=1e-12)
@@ -155,17 +156,17 @@ def test_queries_raise_the_loss_of_most_images(norm: str) -> None:
 @both_norms
 def test_a_break_in_a_later_block_is_the_same_alone(norm: str) -> None:
     """Random numbers come in blocks of a hundred queries, for whoever is left by then."""
-    x, threat = images((12, 1, 4, 4), dtype=torch.float64), ThreatModel(norm=norm, eps=0.04)
+    x, threat = images((6, 1, 4, 4), dtype=torch.float64), ThreatModel(norm=norm, eps=0.04)
     network = wavy(16, dtype=torch.float64)
-    y, draws = answers(network, x), Draws.of(3, "t", index=torch.arange(12))
+    y, draws = answers(network, x), Draws.of(3, "t", index=torch.arange(6))
     by_then = [
         wrong(network, Square(queries=queries)(Victim(network, y), x, threat, draws), y)
         for queries in (1, 100)
     ]
-    assert 0 < by_then[1].sum() < 12
+    assert 0 < by_then[1].sum() < 6
     attack = Square(queries=110)
     together = attack(Victim(network, y, until_broken=True), x, threat, draws)
-    for row in torch.arange(12).split(1):
+    for row in torch.arange(6).split(1):
         victim = Victim(network, y[row], until_broken=True)
         alone = attack(victim, x[row], threat, draws.pick(row))
         torch.testing.assert_close(alone, together[row], rtol=0, atol=1e-12)
@@ -202,37 +203,52 @@ def test_the_l2_pattern_is_two_peaks_of_opposite_sign(side: int) -> None:
         assert abs(float(found.sum())) < 1e-6
 
 
-@pytest.mark.parametrize("size", [(12, 12), (9, 14), (14, 9), (4, 20), (2, 2)])
-def test_an_l2_query_moves_mass_between_two_squares(size: tuple[int, int]) -> None:
-    """Around them the perturbation keeps its shape, and in one of them it may vanish."""
-    height, width = size
-    x, asked = grey(2, 2, height, width), Queries()
-    attack = Square(queries=60, share=0.1, loss="given")
-    attack(asked, x, ThreatModel(norm="l2", eps=0.1))
+def l2_queries(x: Tensor, attack: Square, eps: float) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Where no query is any better: the side of each query's squares, which pixels it changed, and
+    which of them it emptied."""
+    asked = Queries()
+    attack(asked, x, ThreatModel(norm="l2", eps=eps))
     start, *tried = (point - x for point in asked.points)
+    height, width = x.shape[2:]
     for query, delta in enumerate(tried):
         side = max(3, round(math.sqrt(attack.covered(query) * height * width)))
         side = min(side + 1 - side % 2, height, width)  # odd, if the image has room for it
         for before, after in zip(start, delta, strict=True):
-            same = (before - after).abs().amax(0) < 1e-9
-            assert (~same).sum() <= 2 * side**2
-            assert (~same).any()
-            gone = (after.abs().amax(0) < 1e-12) & (before.abs().amax(0) > 1e-12)
-            assert gone.sum() <= side**2
+            changed = (before - after).abs().amax(0) > 1e-9
+            yield side, changed, changed & (after.abs().amax(0) < 1e-12)
+
+
+@pytest.mark.parametrize("size", [(12, 12), (9, 14), (14, 9), (4, 20), (2, 2)])
+def test_an_l2_query_empties_one_square_into_another(size: tuple[int, int]) -> None:
+    for side, changed, emptied in l2_queries(
+        grey(2, 2, *size), Square(queries=60, loss="given"), 0.1
+    ):
+        filled = changed & ~emptied
+        assert filled.any(1).sum() == filled.any(0).sum() == side
+        assert filled.sum() == side**2
+        assert emptied.sum() <= side**2
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_what_the_box_took_from_an_l2_perturbation_goes_into_the_square(channels: int) -> None:
+    """No more and no less, so that around the squares it stays as it was."""
+    x = images((3, channels, 12, 12), dtype=torch.float64)
+    attack = Square(queries=40, share=0.1, loss="given")
+    for side, changed, _ in l2_queries(x, attack, 0.5):
+        assert 0 < changed.sum() <= 2 * side**2
 
 
 def test_an_l2_start_is_a_grid_of_patterns() -> None:
-    x, asked = grey(20, 2, 10, 15), Queries()
+    x, asked = grey(4, 2, 10, 15), Queries()
     Square(queries=1, loss="given")(asked, x, ThreatModel(norm="l2", eps=0.1))
     delta = asked.points[0] - x
-    tiles = delta.reshape(20, 2, 5, 2, 7 * 2 + 1, 1)[..., :14, 0].reshape(20, 2, 5, 2, 7, 2)
+    assert not delta[..., 14].any()  # no room for another tile
+    tiles = delta[..., :14].reshape(4, 2, 5, 2, 7, 2)
     upright = torch.tensor(eta(2))
-    size = delta.abs().amax()
     for tile in tiles.permute(0, 1, 2, 4, 3, 5).reshape(-1, 2, 2):
         shape = tile / tile.norm()
-        close = [(shape - s * p).abs().max() < 1e-6 for s in (1, -1) for p in (upright, upright.T)]
-        assert any(close)
-    assert (delta.abs() <= size).all()
+        turned = (s * p for s in (1, -1) for p in (upright, upright.T))
+        assert any((shape - one).abs().max() < 1e-6 for one in turned)
 
 
 def test_image_sides_with_no_room_for_five_tiles_get_a_grid_of_pixels() -> None:

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dat
-from dat.attacks import FGSM, PGD, Attack, NoAttack
+from dat.attacks import (
+    APGD,
+    FAB,
+    FGSM,
+    PGD,
+    Attack,
+    NoAttack,
+    Square,
+    TargetedAPGD,
+    Victim,
+)
 from dat.data import load
 from dat.rng import Draws
 from dat.threat import ThreatModel
@@ -25,7 +35,7 @@ both_threats = pytest.mark.parametrize("threat", [LINF, L2], ids=repr)
 
 
 @dataclass(frozen=True)
-class Victim:
+class Trained:
     """A network trained on clean digits, and the test set."""
 
     net: nn.Module
@@ -46,7 +56,7 @@ class Victim:
 
 
 @pytest.fixture(scope="module")
-def victim() -> Victim:
+def victim() -> Trained:
     data, cpu = load("digits"), torch.device("cpu")
     net = dat.normalized(dat.build_model("cnn", 10, channels=1, width=8), data.mean, data.std)
     optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
@@ -57,7 +67,7 @@ def victim() -> Victim:
             optimizer.zero_grad()
             F.cross_entropy(net(x), y).backward()
             optimizer.step()
-    victim = Victim(net.eval(), *data.test.batch(torch.arange(len(data.test)), cpu))
+    victim = Trained(net.eval(), *data.test.batch(torch.arange(len(data.test)), cpu))
     assert victim.right(victim.x).float().mean() > 0.9
     return victim
 
@@ -71,19 +81,19 @@ def foolbox() -> Any:
 
 
 @both_threats
-def test_more_steps_raise_the_loss(victim: Victim, threat: ThreatModel) -> None:
+def test_more_steps_raise_the_loss(victim: Trained, threat: ThreatModel) -> None:
     means = [float(victim.loss_after(PGD(steps=k), threat).mean()) for k in (1, 5, 20)]
     assert means == sorted(means)
     assert means[0] > victim.loss_after(NoAttack(), threat).mean()
 
 
 @both_threats
-def test_fgsm_is_weaker_than_pgd(victim: Victim, threat: ThreatModel) -> None:
+def test_fgsm_is_weaker_than_pgd(victim: Trained, threat: ThreatModel) -> None:
     assert victim.loss_after(FGSM(), threat).mean() < victim.loss_after(PGD(), threat).mean()
 
 
 @both_threats
-def test_restarts_never_lower_the_loss_of_a_sample(victim: Victim, threat: ThreatModel) -> None:
+def test_restarts_never_lower_the_loss_of_a_sample(victim: Trained, threat: ThreatModel) -> None:
     one, two, four = (
         victim.loss_after(PGD(steps=5, restarts=restarts), threat) for restarts in (1, 2, 4)
     )
@@ -91,7 +101,43 @@ def test_restarts_never_lower_the_loss_of_a_sample(victim: Victim, threat: Threa
     assert (two > one).any() and (four > two).any()
 
 
-def as_foolbox_does(foolbox: Any, attack: Any, victim: Victim, eps: float, seed: int = 0) -> Tensor:
+@both_threats
+def test_apgd_is_at_least_as_strong_as_pgd(victim: Trained, threat: ThreatModel) -> None:
+    pgd, apgd = (
+        attack(victim.loss, victim.x, threat) for attack in (PGD(steps=20), APGD(steps=20))
+    )
+    with torch.no_grad():
+        assert victim.loss(apgd).mean() >= victim.loss(pgd).mean()
+    assert victim.right(apgd).sum() <= victim.right(pgd).sum() + 1
+
+
+@both_threats
+def test_attacks_that_stop_at_a_wrong_answer_break_as_many_as_pgd(
+    victim: Trained, threat: ThreatModel
+) -> None:
+    """To within two images; together at least as many; and Square, which is blind, a third."""
+    some = Trained(victim.net, victim.x[:150], victim.y[:150])
+    goal = Victim(some.net, some.y, until_broken=True)
+    left = {
+        type(attack): some.right(attack(goal, some.x, threat))
+        for attack in (
+            PGD(steps=20),
+            APGD(steps=20),
+            TargetedAPGD(steps=20, targets=3),
+            FAB(steps=20, targets=3),
+            Square(queries=100),
+        )
+    }
+    pgd, clean = left.pop(PGD), some.right(some.x)
+    for kind in (APGD, TargetedAPGD, FAB):
+        assert left[kind].sum() <= pgd.sum() + 2
+    assert 3 * (clean & ~left[Square]).sum() > (clean & ~pgd).sum()
+    assert torch.stack(list(left.values())).all(0).sum() <= pgd.sum()
+
+
+def as_foolbox_does(
+    foolbox: Any, attack: Any, victim: Trained, eps: float, seed: int = 0
+) -> Tensor:
     model = foolbox.PyTorchModel(victim.net, bounds=(0, 1), device="cpu")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -110,7 +156,7 @@ def pgd_pair(foolbox: Any, threat: ThreatModel, *, random_start: bool) -> tuple[
 
 @both_threats
 def test_pgd_without_random_start_is_that_of_foolbox(
-    victim: Victim, threat: ThreatModel, foolbox: Any
+    victim: Trained, threat: ThreatModel, foolbox: Any
 ) -> None:
     pgd, their_pgd = pgd_pair(foolbox, threat, random_start=False)
     ours = pgd(victim.loss, victim.x, threat)
@@ -120,7 +166,7 @@ def test_pgd_without_random_start_is_that_of_foolbox(
     assert ((ours - theirs).abs() < 1e-4).float().mean() > 0.99
 
 
-def test_fgsm_without_random_start_is_that_of_foolbox(victim: Victim, foolbox: Any) -> None:
+def test_fgsm_without_random_start_is_that_of_foolbox(victim: Trained, foolbox: Any) -> None:
     ours = FGSM(step_ratio=1, random_start=False)(victim.loss, victim.x, LINF)
     attack = foolbox.attacks.LinfFastGradientAttack(random_start=False)
     theirs = as_foolbox_does(foolbox, attack, victim, LINF.eps)
@@ -129,19 +175,19 @@ def test_fgsm_without_random_start_is_that_of_foolbox(victim: Victim, foolbox: A
 
 @both_threats
 def test_pgd_has_the_robust_accuracy_of_foolbox(
-    victim: Victim, threat: ThreatModel, foolbox: Any
+    victim: Trained, threat: ThreatModel, foolbox: Any
 ) -> None:
     ours, theirs = pgd_pair(foolbox, threat, random_start=True)
     check_same_robust_accuracy(foolbox, victim, threat, ours, theirs)
 
 
-def test_fgsm_has_the_robust_accuracy_of_foolbox(victim: Victim, foolbox: Any) -> None:
+def test_fgsm_has_the_robust_accuracy_of_foolbox(victim: Trained, foolbox: Any) -> None:
     theirs = foolbox.attacks.LinfFastGradientAttack(random_start=True)
     check_same_robust_accuracy(foolbox, victim, LINF, FGSM(step_ratio=1), theirs)
 
 
 def check_same_robust_accuracy(
-    foolbox: Any, victim: Victim, threat: ThreatModel, ours: Attack, theirs: Any
+    foolbox: Any, victim: Trained, threat: ThreatModel, ours: Attack, theirs: Any
 ) -> None:
     """The random starts differ, so it is the mean of three that has to agree, to 2 points."""
     index = torch.arange(len(victim.y))

@@ -2,69 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from dat.attacks import FGSM, PGD, Attack, Loss, NoAttack
+from dat.attacks import FGSM, PGD, Attack, NoAttack
 from dat.comm import World
-from dat.data import ImageData, load
+from dat.data import ImageData
 from dat.evaluation import Accuracy, evaluate
 from dat.rng import Draws
 from dat.threat import ThreatModel
+from tests.evaluation.cases import THREAT, Brightness, Gauge, Spy, everything, white
 
-THREAT = ThreatModel(eps=0.08)
-"""At this radius the model below loses about half of its images."""
 WEAK = PGD(steps=3)
-
-
-@pytest.fixture
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nobody else around, and no process group left behind."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-@pytest.fixture
-def world(no_launcher: None) -> Iterator[World]:
-    world = World.join(device="cpu")
-    yield world
-    world.close()
-
-
-@pytest.fixture(scope="module")
-def data() -> ImageData:
-    return load("digits").test.take(torch.arange(150))
-
-
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    """A perceptron, trained on clean digits in a blink."""
-    train = load("digits").train
-    x, y = train.batch(torch.arange(len(train)), torch.device("cpu"))
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    random = torch.Generator().manual_seed(0)
-    for parameter in net.parameters():
-        nn.init.normal_(parameter, std=0.1, generator=random)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
-    for _ in range(60):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
-    return net
-
-
-def everything(data: ImageData) -> tuple[Tensor, Tensor]:
-    return data.batch(torch.arange(len(data)), torch.device("cpu"))
 
 
 def test_a_world_without_a_launcher_is_a_single_worker(world: World) -> None:
@@ -101,14 +53,22 @@ def test_clean_accuracy_is_that_of_a_plain_loop(
 def test_robust_accuracy_is_that_of_a_plain_attack(
     model: nn.Module, data: ImageData, world: World, attack: Attack, norm: str
 ) -> None:
-    """All images attacked at once, the wrong ones too, with the streams of the one restart."""
+    """All images attacked at once, the wrong ones too, and each restart by itself, with streams of
+    its own; whoever is right to begin with must survive every one."""
     threat = ThreatModel(norm=norm, eps=0.08 if norm == "linf" else 0.5)
     x, y = everything(data)
-    streams = Draws.of(5, "evaluate", index=torch.arange(len(data))).fork("restart", 0)
-    x_adv = attack(lambda z: F.cross_entropy(model(z), y, reduction="none"), x, threat, streams)
-    clean, survives = (model(images).argmax(1) == y for images in (x, x_adv))
+    streams = Draws.of(5, "evaluate", index=torch.arange(len(data)))
+    clean = survives = model(x).argmax(1) == y
+    for number, attempt in enumerate(attack.rounds()):
+        x_adv = attempt(
+            lambda z: F.cross_entropy(model(z), y, reduction="none"),
+            x,
+            threat,
+            streams.fork("restart", number),
+        )
+        survives = survives & (model(x_adv).argmax(1) == y)
     found = evaluate(model, data, threat=threat, attack=attack, seed=5, world=world)
-    assert found == (150, int(clean.sum()), int((clean & survives).sum()))
+    assert found == (150, int(clean.sum()), int(survives.sum()))
 
 
 def test_restarts_never_raise_the_robust_accuracy(
@@ -144,42 +104,25 @@ def test_at_eps_zero_all_that_is_right_is_robust(
     assert found.robust == found.clean
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spy(Attack):
-    """Blackens every image whose number is in the list, and notes how many it was given."""
-
-    given: list[int] = field(default_factory=list)
-    blackened: tuple[int, ...] = ()
-
-    def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
-        self.given.append(len(x))
-        hit = torch.isin(draws.index, torch.tensor(self.blackened))
-        return torch.where(hit.reshape(-1, 1, 1, 1), torch.zeros_like(x), x)
-
-
-class Brightness(nn.Module):
-    """Class 1 for images that are not black; in training mode, class 2 for all."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        bright = (x.flatten(1).sum(1) > 0).long()
-        return F.one_hot(torch.full_like(bright, 2) if self.training else bright, 3).float()
-
-
 def test_only_who_is_still_right_is_attacked_again(world: World) -> None:
-    data = ImageData.of(torch.ones(10, 1, 2, 2), torch.tensor([1] * 8 + [0, 2]))
+    data = white(*[1] * 8, 0, 2)
     spy = Spy(blackened=(0, 3, 9))
     model = Brightness().train()
     found = evaluate(model, data, threat=THREAT, attack=spy, restarts=3, batch=4, world=world)
     assert found == Accuracy(images=10, clean=8, robust=6)
-    # batches 0-3, 4-7, 8-9: two fall at the first attack, and the last two are wrong already
-    assert spy.given == [4, 2, 2, 4, 4, 4]
+    # two of the eight that are right fall at the first attack, and the others are packed anew
+    first, later = [[0, 1, 2, 3], [4, 5, 6, 7]], [[1, 2, 4], [5, 6, 7]]
+    assert spy.given == [*first, *later, *later]
     assert model.training
 
 
 def test_progress_counts_every_image(model: nn.Module, data: ImageData, world: World) -> None:
-    told: list[int] = []
-    evaluate(model, data, threat=THREAT, attack=WEAK, batch=64, world=world, progress=told.append)
-    assert told == [64, 64, 22]
+    """Three forward passes and three backward ones, which are worth two each."""
+    gauge = Gauge()
+    found = evaluate(model, data, threat=THREAT, attack=WEAK, batch=64, world=world, progress=gauge)
+    assert gauge.done == sorted(gauge.done)
+    assert gauge.done[-1] == gauge.total[-1]
+    assert gauge.done[-1] >= 9 * found.clean
 
 
 def test_model_is_found_as_it_was(data: ImageData, world: World) -> None:

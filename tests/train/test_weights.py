@@ -86,3 +86,37 @@ def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
     assert not trap.exists()
     pickle.loads(pickle.dumps(Payload(trap)))
     assert trap.exists()  # the payload was live
+
+
+@pytest.mark.parametrize("wrap", ["bare", "checkpoint", "list", "ddp"])
+def test_weights_of_others_are_read(tmp_path: Path, wrap: str) -> None:
+    """What torch.save wrote: a state dict, a checkpoint around it, names of a wrapped model."""
+    theirs, ours = net(), net()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(1.0)
+    state = theirs.state_dict()
+    saved: object = {
+        "bare": state,
+        "checkpoint": {"epoch": 3, "model": {"state_dict": state}},
+        "list": {"state_dict": state, "losses": [1.0, 2.0]},
+        "ddp": {f"module.{name}": value for name, value in state.items()},
+    }[wrap]
+    torch.save(saved, tmp_path / "theirs.pt")
+    load_weights(ours, tmp_path / "theirs.pt")
+    assert all(torch.equal(value, state[name]) for name, value in ours.state_dict().items())
+
+
+def test_what_is_no_state_dict_is_refused(tmp_path: Path) -> None:
+    torch.save([1, 2, 3], tmp_path / "list.pt")
+    with pytest.raises(ValueError, match=r"list\.pt: holds no state dict"):
+        load_weights(net(), tmp_path / "list.pt")
+    (tmp_path / "broken.pt").write_bytes(b"PK broken")
+    with pytest.raises(ValueError, match=r"broken\.pt: not plain weights"):
+        load_weights(net(), tmp_path / "broken.pt")
+
+
+def test_a_whole_pickled_model_is_not_executed(tmp_path: Path) -> None:
+    torch.save(net(), tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"model\.pt: not plain weights"):
+        load_weights(net(), tmp_path / "model.pt")

@@ -108,25 +108,20 @@ class APGD(Attack):
         rows = torch.arange(len(x), device=x.device)
         at = threat.random_edge(x, draws)
         climb = Climb.begin(x, at, look(loss, at, draws=self.eot), 2 * threat.eps)
-        checkpoints = self.checkpoints()
-        since = 0
+        checkpoints, since = self.checkpoints(), 0
         for step in range(self.steps):
-            if settled(loss) and climb.seen.broken.any():
-                found[rows[climb.seen.broken]] = climb.at[climb.seen.broken]
-                standing = (~climb.seen.broken).nonzero().squeeze(1)
-                rows, climb = rows[standing], climb.pick(standing)
-                loss = narrowed(loss, standing)
-                if len(rows) == 0:
-                    return found
+            rows, climb, loss = _spare(found, rows, climb, loss)
+            if len(rows) == 0:
+                return found
             at = self._step(climb, threat, first=step == 0)
             climb.arrive(at, look(loss, at, draws=self.eot))
             since += 1
             if step in checkpoints:
+                rows, climb, loss = _spare(found, rows, climb, loss)
                 climb.reconsider(since)
                 since = 0
+        rows, climb, _ = _spare(found, rows, climb, loss)
         found[rows] = climb.best
-        if settled(loss):
-            found[rows[climb.seen.broken]] = climb.at[climb.seen.broken]
         return found
 
     def _step(self, climb: Climb, threat: ThreatModel, *, first: bool) -> Tensor:
@@ -160,6 +155,16 @@ class TargetedAPGD(Targeted):
 
     def cost(self) -> int:
         return self.targets * APGD(steps=self.steps, eot=self.eot).cost()
+
+
+def _spare(found: Tensor, rows: Tensor, climb: Climb, loss: Loss) -> tuple[Tensor, Climb, Loss]:
+    """Whoever is broken, and need be no more than that, is done: the example is kept."""
+    broken = climb.seen.broken
+    if not settled(loss) or not broken.any():
+        return rows, climb, loss
+    found[rows[broken]] = climb.at[broken]
+    standing = (~broken).nonzero().squeeze(1)
+    return rows[standing], climb.pick(standing), narrowed(loss, standing)
 
 
 def _where(rows: Tensor, these: Tensor, those: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class Attack(Settings, ABC):
         return (self,)
 
     def cost(self) -> int:
-        """Forward passes for a sample at most, a backward pass counted as two."""
+        """Forward passes for a sample that withstands it, a backward pass counted as two."""
         return 0
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dat.attacks.base import Targeted
-from dat.attacks.victim import Victim, glance, look
+from dat.attacks.victim import Victim, View, glance, look
 from dat.fields import setting
 from dat.losses import lead
 from dat.rng import Draws
@@ -33,12 +33,11 @@ class FAB(Targeted):
         rows = torch.arange(len(x), device=x.device)
         at, best, distance = x, x, x.new_full((len(x),), float("inf"))
         for _ in range(self.steps):
-            at = self._step(loss, x, at, threat)
+            seen = look(loss, at)
+            best, distance = _nearer(seen.broken, at, x, threat, best, distance)
+            at = self._step(seen, x, at, threat)
             _, crossed = glance(loss, at)
-            length = threat.size(at, x)
-            nearer = per_sample(crossed & (length < distance), x)
-            best = torch.where(nearer, at, best)
-            distance = torch.where(crossed, torch.minimum(length, distance), distance)
+            best, distance = _nearer(crossed, at, x, threat, best, distance)
             at = torch.where(per_sample(crossed, x), x + self.retreat * (at - x), at)
             done = distance <= threat.eps
             if loss.until_broken and done.any():
@@ -53,9 +52,8 @@ class FAB(Targeted):
         found[rows] = threat.project(torch.where(per_sample(away, x), best, at), x)
         return found
 
-    def _step(self, loss: Victim, x: Tensor, at: Tensor, threat: ThreatModel) -> Tensor:
+    def _step(self, seen: View, x: Tensor, at: Tensor, threat: ThreatModel) -> Tensor:
         """A mean of two steps to the linearised boundary, from here and from the image."""
-        seen = look(loss, at)
         slope = (seen.gradient * (at - x)).flatten(1).sum(1)
         here = threat.reach(at, seen.gradient, -seen.loss)
         home = threat.reach(x, seen.gradient, slope - seen.loss)
@@ -66,3 +64,12 @@ class FAB(Targeted):
 
     def cost(self) -> int:
         return 4 * self.targets * self.steps
+
+
+def _nearer(
+    crossed: Tensor, at: Tensor, x: Tensor, threat: ThreatModel, best: Tensor, distance: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The nearest point beyond the boundary so far, and how far it is."""
+    length = torch.where(crossed, threat.size(at, x), float("inf"))
+    closer = length < distance
+    return torch.where(per_sample(closer, x), at, best), torch.minimum(length, distance)

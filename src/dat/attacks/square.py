@@ -25,7 +25,7 @@ HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 class Square(Attack):
     """Tries `queries` random squares, one after the other, and keeps those that raise the loss."""
 
-    queries: int = setting(5000, "forward passes", ge=1)
+    queries: int = setting(5000, "squares to try, a forward pass each", ge=1)
     share: float = setting(0.8, "p: share of the image that the first squares cover", gt=0, le=1)
     loss: str = setting(
         "margin", "what to ascend; given is the objective's own", choices=(GIVEN, *LOSSES)

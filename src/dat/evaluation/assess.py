@@ -18,8 +18,9 @@ from dat.data import ImageData
 from dat.evaluation import checks
 from dat.evaluation.journal import Journal, fingerprint
 from dat.evaluation.suites import Suite, clean, suite
-from dat.evaluation.survey import Progress, Surveyor, Verdicts, silent
+from dat.evaluation.survey import PRECISIONS, Progress, Surveyor, Verdicts, silent
 from dat.models import Folded, fold
+from dat.rng import seeded
 from dat.threat import ThreatModel
 
 FOLD_FROM = 2000
@@ -60,6 +61,7 @@ def assess(
     world: World,
     batch: int = 256,
     seed: int = 0,
+    precision: str = "float32",
     folder: Path | None = None,
     keep: bool = False,
     check: bool = True,
@@ -69,8 +71,11 @@ def assess(
 
     Called by every worker of `world`; each judges its share and all get the same result. With a
     `folder`, which all workers must share, an interrupted evaluation goes on where it was. `keep`
-    keeps the adversarial examples, `check` looks for signs of false robustness.
+    keeps the adversarial examples, `check` looks for signs of false robustness. With a lower
+    `precision` the attacks work in mixed precision; verdicts are still the model's own.
     """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision = {precision!r}: must be one of {', '.join(PRECISIONS)}")
     few = torch.arange(min(len(data), checks.IMAGES))
     x, y = data.batch(few, world.device)
     warnings: list[str] = []
@@ -80,7 +85,8 @@ def assess(
             classes = model(x[:1]).shape[1]
     suites = [suite(it, classes) if isinstance(it, str) else it for it in attacks]
     work = sum(turn.attack.cost() for it in suites for turn in it.rounds) * len(data)
-    folded = fold(model, x) if work >= FOLD_FROM else Folded(model, "not folded: little to do")
+    with seeded(world.device, seed, "fold"):
+        folded = fold(model, x) if work >= FOLD_FROM else Folded(model, "not folded: little to do")
     surveyor = Surveyor(
         model=model,
         network=folded.network,
@@ -89,12 +95,13 @@ def assess(
         world=world,
         batch=batch,
         seed=seed,
+        precision=precision,
         keep=keep,
         progress=progress,
     )
     if check:
         warnings += found
-        with attack_mode(folded.network):
+        with attack_mode(folded.network), seeded(world.device, seed, "checks"):
             warnings += checks.check_gradients(folded.network, x, y)
             warnings += checks.check_attacks(folded.network, x, y, threat)
     everybody = torch.ones(len(data), dtype=torch.bool)
@@ -117,6 +124,7 @@ def _journal(folder: Path, it: Suite, surveyor: Surveyor) -> Journal:
         "rounds": [f"{turn.name}: {turn.attack!r}" for turn in it.rounds],
         "threat": surveyor.threat.dump(),
         "seed": surveyor.seed,
+        "precision": surveyor.precision,
         "examples": surveyor.keep,
     } | fingerprint(surveyor.model, surveyor.data)
     key = hashlib.blake2b(json.dumps(about).encode(), digest_size=4).hexdigest()

@@ -26,6 +26,11 @@ from dat.threat import ThreatModel, per_sample
 
 Progress = Callable[[int, int], None]
 """Called with the work that is done and the work there is, in forward passes of a sample."""
+PRECISIONS = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 BACKWARD = 2
 """A backward pass, in forward passes."""
 
@@ -62,15 +67,19 @@ class Verdicts:
 class Watched:
     """A network that counts what it is asked."""
 
-    def __init__(self, network: Callable[[Tensor], Tensor], tell: Callable[[int], None]) -> None:
-        self.network, self.tell = network, tell
+    def __init__(
+        self, network: Callable[[Tensor], Tensor], precision: str, tell: Callable[[int], None]
+    ) -> None:
+        self.network, self.precision, self.tell = network, PRECISIONS[precision], tell
         self.forwards = self.backwards = 0
 
     def __call__(self, x: Tensor) -> Tensor:
         back = x.requires_grad and torch.is_grad_enabled()
         self.forwards += len(x)
         self.backwards += len(x) * back
-        logits = self.network(x)
+        lower = self.precision != torch.float32
+        with torch.autocast(x.device.type, self.precision, enabled=lower):
+            logits = self.network(x).float()
         self.tell(len(x) * (1 + BACKWARD * back))
         return logits
 
@@ -88,6 +97,8 @@ class Surveyor:
     world: World
     batch: int = 256
     seed: int = 0
+    precision: str = "float32"
+    """In which the network computes while it is attacked; the model's last word is in its own."""
     progress: Progress = silent
     keep: bool = False
     """Keep the adversarial examples."""
@@ -155,7 +166,7 @@ class Surveyor:
         return {name: Cost(*row) for name, *row in rows}
 
     def _attack(self, turn: Round, number: int, rows: Tensor) -> Part:
-        start, watched = time.perf_counter(), Watched(self.network, self._work.did)
+        start, watched = time.perf_counter(), Watched(self.network, self.precision, self._work.did)
         device = self.world.device
         x, y = self.data.batch(rows, device)
         if x.dim() == 4:

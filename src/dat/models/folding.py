@@ -62,12 +62,12 @@ def fold(model: nn.Module, x: Tensor) -> Folded:
     try it on. A network that cannot be traced, or does not answer alike, is taken as it is."""
     try:
         twin = fx.symbolic_trace(copy.deepcopy(model).eval())
+        found = _fold_norms(twin)
+        _overwrite(twin)
+        twin.graph.lint()
+        twin.recompile()
     except Exception as error:  # whatever a user's forward does with a value that is not there
         return Folded(model, f"not folded: cannot be traced ({type(error).__name__})")
-    found = _fold_norms(twin)
-    _overwrite(twin)
-    twin.graph.lint()
-    twin.recompile()
     twin = twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for parameter in twin.parameters():
         parameter.requires_grad_(False)
@@ -127,7 +127,7 @@ def _alike(model: nn.Module, twin: nn.Module, x: Tensor) -> bool:
             wanted, found = model(images), twin(images)
             if wanted.shape != found.shape or not wanted.isfinite().all():
                 return False
-            if (wanted - found).abs().max() > TOLERANCE * wanted.abs().max():
+            if not (wanted - found).abs().max() <= TOLERANCE * wanted.abs().max():  # nor NaN
                 return False
         return True
     except Exception:  # a twin that fails is no twin

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dat.attacks import Loss
+from dat.attacks import Loss, Victim
 from dat.fields import setting
 from dat.losses import cross_entropy
 from dat.objectives.base import Network, Objective, Outcome
@@ -23,7 +23,7 @@ class Adversarial(Objective):
     )
 
     def phi(self, model: Network, x: Tensor, y: Tensor) -> Loss:
-        return lambda x_adv: cross_entropy(model(x_adv), y)
+        return Victim(model, y)  # its loss is the cross-entropy
 
     def loss(self, model: Network, x: Tensor, x_adv: Tensor, y: Tensor) -> Outcome:
         if self.clean_weight == 0:

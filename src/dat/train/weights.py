@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import nn
+from torch import Tensor, nn
+
+PICKLED = (".pt", ".pth", ".ckpt", ".tar", ".bin")
+INSIDE = ("state_dict", "model_state_dict", "model", "net")
+"""Where checkpoints of others keep their weights."""
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
@@ -23,14 +29,40 @@ def save_weights(model: nn.Module, path: Path) -> None:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Fill a model of the same shape."""
+    """Fill a model of the same shape, from safetensors or from what torch.save wrote."""
     if not path.is_file():
         raise ValueError(f"{path}: no such weights")
+    state = _unwrapped(_pickled(path), path) if path.suffix in PICKLED else _plain(path)
     try:
-        state = load(path.read_bytes())
         model.load_state_dict(state)
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a whole safetensors file ({error})") from None
     except RuntimeError as error:
         first = str(error).splitlines()[1:2] or [str(error)]
         raise ValueError(f"{path}: does not fit the model ({first[0].strip()})") from None
+
+
+def _plain(path: Path) -> dict[str, Tensor]:
+    try:
+        return load(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a whole safetensors file ({error})") from None
+
+
+def _pickled(path: Path) -> object:
+    """Tensors and plain containers only: torch refuses to execute anything else."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # an old or a broken archive fails in many ways
+        first = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise ValueError(f"{path}: not plain weights ({first[0]})") from None
+
+
+def _unwrapped(saved: object, path: Path) -> dict[str, Tensor]:
+    """Others keep weights in a checkpoint, and those of a wrapped model under another name."""
+    while isinstance(saved, Mapping):
+        inner = next((saved[key] for key in INSIDE if isinstance(saved.get(key), Mapping)), None)
+        if inner is None:
+            break
+        saved = inner
+    if not isinstance(saved, Mapping) or not all(isinstance(v, Tensor) for v in saved.values()):
+        raise ValueError(f"{path}: holds no state dict; save model.state_dict()")
+    return {str(key).removeprefix("module."): value for key, value in saved.items()}

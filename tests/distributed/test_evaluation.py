@@ -1,0 +1,226 @@
+"""Evaluation by real workers: how many there are, and whether they were interrupted, must not show
+in any verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+
+from dat.data import load
+from dat.train import save_weights
+from tests.distributed.conftest import DAT, run, torchrun
+
+SHORT = "pgd-5x2,apgd-ce-5,apgd-t-3,fab-t-3,square-50"
+LONG = "pgd-100x5"
+"""In small batches it takes a few seconds."""
+NETS = """
+from torch import nn
+
+def net(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes))
+"""
+SUBJECT = ("evaluate", "--model", "mine:net", "--weights", "net.safetensors", "--data", "data.npz")
+SETTINGS = ("threat.eps=0.06", "comm.threads=1", "--no-checks", "--json")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained perceptron, its code, and the images to measure it on."""
+    folder = tmp_path_factory.mktemp("subject")
+    (folder / "mine.py").write_text(NETS)
+    digits = load("digits")
+    arrays = {
+        f"{kind}_{name}": getattr(data, what).numpy()
+        for name, data in (("train", digits.train), ("test", digits.test))
+        for kind, what in (("x", "images"), ("y", "labels"))
+    }
+    np.savez(folder / "data.npz", **arrays)
+    x, y = digits.train.images, digits.train.labels
+    made: dict[str, Any] = {}
+    exec(NETS, made)
+    net: nn.Module = made["net"](10)
+    random = torch.Generator().manual_seed(0)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.1, generator=random)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    save_weights(net, folder / "net.safetensors")
+    return folder
+
+
+def measure(folder: Path, out: str, attacks: str, *words: str) -> Any:
+    command = [*DAT, *SUBJECT, "--attacks", attacks, "--out", out, *SETTINGS, *words]
+    done = run(command, folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def verdicts(out: Path) -> dict[str, Any]:
+    """Who fell to what, by the folder of each suite: its name tells what was evaluated."""
+    return {path.parent.name: json.loads(path.read_text()) for path in out.glob("*/verdicts.json")}
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Any:
+    """What one worker finds, in one go."""
+    return measure(folder, "alone", f"{SHORT},{LONG}", "--workers", "1", "evaluate.batch=200")
+
+
+@pytest.mark.parametrize(("workers", "batch"), [(1, 16), (2, 16), (3, 200)])
+def test_any_workers_and_batches_give_the_same_verdicts(
+    folder: Path, alone: Any, workers: int, batch: int
+) -> None:
+    out = f"{workers}-{batch}"
+    words = ("--workers", str(workers), f"evaluate.batch={batch}")
+    found = measure(folder, out, SHORT, *words)
+    expected = verdicts(folder / "alone")
+    assert found["workers"] == workers
+    assert len(verdicts(folder / out)) == 5
+    for name, fell in verdicts(folder / out).items():
+        assert fell == expected[name]
+        assert 0 < sum(map(len, fell.values())) < found["images"]
+    for name, suite in found["suites"].items():
+        assert suite["ra"] == alone["suites"][name]["ra"]
+        assert passes(suite) == passes(alone["suites"][name])
+
+
+def passes(suite: Any) -> dict[str, tuple[int, int]]:
+    return {name: (it["forwards"], it["backwards"]) for name, it in suite["costs"].items()}
+
+
+def test_an_interrupted_evaluation_goes_on_with_other_workers(folder: Path, alone: Any) -> None:
+    words = [*SUBJECT, "--attacks", LONG, "--out", "broken", *SETTINGS]
+    launcher = subprocess.Popen(
+        [*DAT, *words, "--workers", "2", "evaluate.batch=8"],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        # a round of 350 images in batches of 8 has 44 parts: this is in the second one
+        wait_for_parts(folder / "broken", 60, launcher)
+        os.killpg(launcher.pid, signal.SIGINT)  # what a terminal does
+        _, said = launcher.communicate(timeout=30)
+    finally:
+        if launcher.poll() is None:
+            launcher.kill()
+            launcher.communicate()
+    assert launcher.returncode == 130
+    assert said == "error: interrupted by SIGINT\n"
+    assert verdicts(folder / "broken") == {}
+    before = sorted((folder / "broken").glob("*/*.safetensors"))
+
+    found = measure(folder, "broken", LONG, "--workers", "3", "evaluate.batch=200")
+    (name, fell), *others = verdicts(folder / "broken").items()
+    assert not others
+    assert fell == verdicts(folder / "alone")[name]
+    assert found["suites"][LONG]["ra"] == alone["suites"][LONG]["ra"]
+    assert passes(found["suites"][LONG]) == passes(alone["suites"][LONG])
+    after = sorted((folder / "broken").glob("*/*.safetensors"))
+    assert set(before) < set(after)
+    attacked = Counter(
+        (path.name.partition("-")[0], row)
+        for path in after
+        for row in load_file(path)["rows"].tolist()
+    )
+    assert set(attacked.values()) == {1}  # nobody twice in the same round
+
+
+def wait_for_parts(out: Path, count: int, process: subprocess.Popen[str]) -> None:
+    patience = time.monotonic() + 60
+    while len(list(out.glob("*/*.safetensors"))) < count:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < patience
+        time.sleep(0.01)
+
+
+def test_a_broken_part_is_told_once(folder: Path, alone: Any) -> None:
+    """Every worker sees it, and one speaks."""
+    measure(folder, "spoilt", "pgd-2", "--workers", "1", "evaluate.batch=200")
+    victim = min((folder / "spoilt").glob("*/*.safetensors"))
+    victim.write_bytes(b"half")
+    words = ["--attacks", "pgd-2", "--out", "spoilt", *SETTINGS, "--workers", "2"]
+    done = run([*DAT, *SUBJECT, *words], folder)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    place = victim.relative_to(folder)
+    assert line.startswith(f"error: {place}: not a part of an evaluation")
+
+
+INSIDE = """
+import json
+import sys
+from pathlib import Path
+
+import torch
+from mine import net
+
+from dat.attacks import PGD, Square
+from dat.comm import World
+from dat.data import load
+from dat.evaluation import assess
+from dat.evaluation.suites import suite_of
+from dat.threat import ThreatModel
+from dat.train import load_weights
+
+with World.join(device="cpu", threads=1) as world:
+    test = load("data.npz").test
+    model = net(10)
+    load_weights(model, Path("net.safetensors"))
+    attacks = suite_of("two", {"square": Square(queries=50), "pgd": PGD(steps=3)})
+    seen = {}
+    for count in (100, 2):
+        found = assess(
+            model,
+            test.take(torch.arange(count)),
+            [attacks],
+            threat=ThreatModel(eps=0.06),
+            world=world,
+            keep=True,
+        ).suites["two"]
+        costs = {name: list(cost[1:]) for name, cost in found.costs.items()}
+        examples = found.examples.flatten().tolist()
+        seen[count] = {"fell": found.fell.tolist(), "costs": costs, "examples": examples}
+    Path(sys.argv[1], f"{world.rank}-{world.size}.json").write_text(json.dumps(seen))
+"""
+
+
+def test_every_worker_gets_the_whole_result(folder: Path, tmp_path: Path) -> None:
+    """Verdicts, costs and examples of all, though each attacks its share, or has none."""
+    (folder / "inside.py").write_text(INSIDE)
+    for workers in (1, 3):
+        launcher = [word for word in torchrun(workers) if word not in ("-m", "dat")]
+        launcher.insert(1, "-m")
+        done = run([*launcher, "inside.py", str(tmp_path)], folder)
+        assert done.returncode == 0, done.stderr
+    one, *three = (json.loads(path.read_text()) for path in sorted(tmp_path.iterdir(), key=size))
+    assert len(three) == 3
+    for other in three:
+        for count, found in other.items():
+            assert found["fell"] == one[count]["fell"]
+            assert found["costs"] == one[count]["costs"]
+            assert found["examples"] == pytest.approx(one[count]["examples"], abs=1e-6)
+        assert other == three[0]
+    assert {0, 1, 2} <= set(one["100"]["fell"])
+
+
+def size(path: Path) -> int:
+    return int(path.stem.partition("-")[2])

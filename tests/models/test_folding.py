@@ -1,0 +1,476 @@
+"""A folded network answers as its model does, and the model is found as it was."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+
+from dat.models import MODELS, build_model, normalized
+from dat.models.folding import Affine, fold
+
+CLASSES = 5
+CLOSE = 1e-4
+"""In units of the largest value."""
+
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def images(number: int = 6, *, channels: int = 3, size: int = 8) -> Tensor:
+    shape = (number, channels, size, size)
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1))
+
+
+def used(net: nn.Module) -> nn.Module:
+    """As after a training: every batch norm has statistics, scales and shifts of its own."""
+    random = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.dim() == 1:
+                parameter.uniform_(-0.5, 0.5, generator=random)
+        for norm in norms_of(net):
+            if norm.running_mean is not None and norm.running_var is not None:
+                norm.running_mean.uniform_(-0.5, 0.5, generator=random)
+                norm.running_var.uniform_(0.5, 2, generator=random)
+            if norm.weight is not None:
+                norm.weight.uniform_(0.5, 1.5, generator=random)
+                norm.weight[0] *= -1
+    return net
+
+
+def norms_of(net: nn.Module) -> list[_BatchNorm]:
+    return [module for module in net.modules() if isinstance(module, _BatchNorm)]
+
+
+def answer(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, and the gradient of the input."""
+    x = x.clone().requires_grad_(True)
+    logits = net(x)
+    weights = torch.arange(1.0, 1 + logits.shape[1])
+    return logits.detach(), torch.autograd.grad((logits * weights).sum(), x)[0]
+
+
+def check_alike(folded: nn.Module, model: nn.Module, x: Tensor) -> None:
+    was_training = [module.training for module in model.modules()]
+    wanted = answer(copy.deepcopy(model).eval(), x)
+    for found, expected in zip(answer(folded, x), wanted, strict=True):
+        within = CLOSE * float(expected.abs().max())
+        torch.testing.assert_close(found, expected, rtol=0, atol=within)
+    assert was_training == [module.training for module in model.modules()]
+
+
+def left_over(folded: nn.Module) -> list[str]:
+    """The batch norms that it still calls."""
+    assert isinstance(folded, torch.fx.GraphModule)
+    calls = [str(node.target) for node in folded.graph.nodes if node.op == "call_module"]
+    return [name for name in calls if isinstance(folded.get_submodule(name), _BatchNorm)]
+
+
+def affines(folded: nn.Module) -> int:
+    return sum(isinstance(module, Affine) for module in folded.modules())
+
+
+class Net(nn.Module):
+    """A convolution, a batch norm and a head, with something of a user's in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.again = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, CLASSES)
+
+    def end(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(x.mean(dim=(2, 3)))
+        return logits
+
+
+class DataBranch(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        return self.end(y if y.mean() > 0 else 2 * y)
+
+
+class ShapeBranch(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        return self.end(y if len(x) > 1 else 2 * y)
+
+
+class Noise(Net):
+    """Tracing takes the number that comes for a constant."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.norm(self.conv(x)) + torch.randn(1))
+
+
+class NoiseLikeInput(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.norm(self.conv(x + torch.randn_like(x))))
+
+
+class AlwaysDropout(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(F.dropout(self.norm(self.conv(x)), 0.5))
+
+
+class TwoOutputs(Net):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.norm(self.conv(x))
+        return self.end(y), y
+
+
+class ConvTwice(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.again(self.conv(x)))
+        return self.end(F.relu(self.again(y)))
+
+
+class NormTwice(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.norm(self.again(F.relu(self.norm(self.conv(x))))))
+
+
+class OutputElsewhere(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return self.end(F.relu(self.norm(y)) + y)
+
+
+class NormElsewhere(Net):
+    """Its output goes to a ReLU and past it: the ReLU must not overwrite it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        return self.end(F.relu(y) + y)
+
+
+class WeightElsewhere(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm(self.again(self.conv(x))))
+        return self.end(y + F.conv2d(y, self.again.weight, padding=1))
+
+
+class NormFirst(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input comes back unharmed, though a ReLU follows."""
+        return self.end(torch.relu(self.norm(self.conv(F.relu(self.first(x))))))
+
+
+class ReluFirst(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.norm(self.conv(F.relu(x))))
+
+
+class ReluBehindTanh(Net):
+    """A tanh's backward pass looks again at what it gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tanh = nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(F.relu(self.tanh(self.norm(self.conv(x)))))
+
+
+class WithoutStatistics(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4, track_running_stats=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(F.relu(self.norm(self.conv(x))))
+
+
+class WithoutScale(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4, affine=False)
+        self.last = nn.BatchNorm2d(4, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.last(F.relu(self.norm(self.conv(x)))))
+
+
+class OneDimensional(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(4, 6)
+        self.norm_1d = nn.BatchNorm1d(6)
+        self.last = nn.BatchNorm1d(CLASSES)
+        self.alone = nn.BatchNorm1d(CLASSES)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x)).mean(dim=(2, 3))
+        y = self.last(self.head(F.relu(self.norm_1d(self.hidden(y)))))
+        logits: Tensor = self.alone(F.relu(y) - 0.1)
+        return logits
+
+
+class OtherConvolutions(Net):
+    """Strides, groups, dilation, and a transposed one, which is not taken in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strided = nn.Conv2d(4, 8, 3, stride=2, padding=1, bias=False)
+        self.norm_8 = nn.BatchNorm2d(8)
+        self.grouped = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=4)
+        self.norm_grouped = nn.BatchNorm2d(8, eps=0.1)
+        self.back = nn.ConvTranspose2d(8, 4, 2, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm_8(self.strided(self.conv(x))))
+        y = F.relu(self.norm_grouped(self.grouped(y)))
+        return self.end(F.relu(self.norm(self.back(y))))
+
+
+def built(kind: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return used(kind())
+
+
+@every_model
+def test_every_network_answers_alike_without_batch_norms(name: str) -> None:
+    net = used(build_model(name, CLASSES, width=2))
+    model = normalized(net, [0.4, 0.5, 0.6], [0.2, 0.3, 0.25])
+    x = images(size=16)
+    folded, note = fold(model, x[:4])
+    assert note == f"{len(norms_of(model))} batch norms folded"
+    assert left_over(folded) == []
+    check_alike(folded, model, x)
+    check_alike(folded, model, images(3, size=24))  # and not only on what it was tried on
+
+
+@every_model
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_found_as_it_was(name: str, training: bool) -> None:
+    model = used(build_model(name, CLASSES, width=2)).train(training)
+    first = next(model.parameters())
+    first.requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.5)
+    for number, module in enumerate(model.modules()):
+        module.training ^= number % 3 == 0
+    before, parts = state(model), list(model.modules())
+    fold(model, images())
+    torch.testing.assert_close(state(model), before, rtol=0, atol=0)
+    assert list(model.modules()) == parts
+
+
+def state(model: nn.Module) -> list[object]:
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return [
+        {name: value.detach().clone() for name, value in tensors.items()},
+        {name: (value.data_ptr(), value.stride()) for name, value in tensors.items()},
+        [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        [p.requires_grad for p in model.parameters()],
+        [module.training for module in model.modules()],
+    ]
+
+
+@every_model
+def test_a_folded_network_is_frozen_and_shares_nothing(name: str) -> None:
+    model = used(build_model(name, CLASSES, width=2))
+    folded, _ = fold(model, images())
+    assert folded is not model
+    assert not any(parameter.requires_grad for parameter in folded.parameters())
+    theirs = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    ours = {tensor.data_ptr() for tensor in (*folded.parameters(), *folded.buffers())}
+    assert not theirs & ours
+    x = images()
+    before = folded(x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(folded(x), before)
+
+
+@every_model
+def test_a_sample_ignores_its_companions(name: str) -> None:
+    folded, _ = fold(used(build_model(name, CLASSES, width=2)), images())
+    x = images(5)
+    alone = torch.cat([folded(image.unsqueeze(0)) for image in x])
+    torch.testing.assert_close(folded(x), alone, rtol=1e-4, atol=1e-4)
+
+
+@every_model
+def test_the_input_is_left_alone(name: str) -> None:
+    x = images()
+    before = x.clone()
+    folded, _ = fold(used(build_model(name, CLASSES, width=2)), x)
+    answer(folded, x)
+    assert torch.equal(x, before)
+
+
+@every_model
+def test_memory_format_of_model_and_input_makes_no_difference(name: str) -> None:
+    model = used(build_model(name, CLASSES, width=2))
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = images()
+    folded, note = fold(model, x)
+    assert "not folded" not in note
+    check_alike(folded, model, x)
+    check_alike(folded, model, x.to(memory_format=torch.channels_last))
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            assert parameter.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("kind", "folded_norms"),
+    [
+        (ConvTwice, 1),
+        (NormTwice, 0),
+        (OutputElsewhere, 1),
+        (NormElsewhere, 1),
+        (NormFirst, 2),
+        (ReluFirst, 1),
+        (ReluBehindTanh, 1),
+        (WithoutStatistics, 0),
+        (WithoutScale, 2),
+        (OneDimensional, 3),
+        (OtherConvolutions, 3),
+    ],
+)
+def test_what_a_batch_norm_may_be_behind(kind: type[Net], folded_norms: int) -> None:
+    model, x = built(kind), images()
+    before = x.clone()
+    folded, note = fold(model, x)
+    assert note == f"{folded_norms} batch norms folded"
+    check_alike(folded, model, x)
+    check_alike(folded, model, images(3, size=12))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("kind", [ConvTwice, OutputElsewhere])
+def test_a_layer_that_others_use_too_keeps_its_weights(kind: type[Net]) -> None:
+    folded, _ = fold(built(kind), images())
+    assert affines(folded) == 1
+
+
+def test_a_batch_norm_used_twice_stays() -> None:
+    folded, _ = fold(built(NormTwice), images())
+    assert left_over(folded) == ["norm", "norm"]
+
+
+@pytest.mark.parametrize("kind", [DataBranch, ShapeBranch])
+def test_a_network_that_cannot_be_traced_is_taken_as_it_is(kind: type[Net]) -> None:
+    model = built(kind)
+    folded, note = fold(model, images())
+    assert folded is model
+    assert note.startswith("not folded: cannot be traced (")
+
+
+@pytest.mark.parametrize(
+    "kind", [Noise, NoiseLikeInput, AlwaysDropout, TwoOutputs, WeightElsewhere]
+)
+def test_a_network_whose_copy_answers_otherwise_is_taken_as_it_is(kind: type[Net]) -> None:
+    model = built(kind).train()
+    with torch.random.fork_rng(devices=[]):
+        folded, note = fold(model, images())
+    assert folded is model
+    assert note == "not folded: the copy does not answer alike"
+    assert all(module.training for module in model.modules())
+
+
+def test_answers_that_are_no_numbers_are_no_reason_to_fold() -> None:
+    model = built(ReluFirst)
+    assert isinstance(model, Net)
+    nn.init.constant_(model.head.bias, float("nan"))
+    assert fold(model, images()).network is model
+
+
+class Overflowing(Net):
+    """Folded, its weights are too large for a float; a black pixel makes that NaN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.norm(self.conv(x * 1e-30)))
+
+
+def test_a_copy_whose_answers_are_no_numbers_is_none() -> None:
+    model = built(Overflowing)
+    assert isinstance(model, Net)
+    nn.init.constant_(model.conv.weight, 1e30)
+    nn.init.constant_(model.norm.weight, 1e10)
+    x = images().round()
+    assert model.eval()(x).isfinite().all()
+    folded, _ = fold(model, x)
+    assert folded(x).isfinite().all()
+
+
+@pytest.mark.parametrize("parametrization", [spectral_norm, weight_norm])
+def test_parametrized_weights_are_no_trouble(
+    parametrization: Callable[[nn.Module], nn.Module],
+) -> None:
+    model = built(NormFirst)
+    assert isinstance(model, Net)
+    parametrization(model.conv)
+    check_alike(fold(model, images()).network.eval(), model, images())
+
+
+class NormOfRows(Net):
+    """A linear layer on each row of pixels, and a batch norm over the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Linear(24, 4)
+        self.over = nn.BatchNorm1d(8)
+        self.head = nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.transpose(1, 2).flatten(2)
+        logits: Tensor = self.head(self.over(self.rows(rows)).flatten(1))
+        return logits
+
+
+def test_a_batch_norm_of_another_dimension_is_no_trouble() -> None:
+    model = built(NormOfRows)
+    check_alike(fold(model, images()).network.eval(), model, images())
+
+
+def test_a_relu_overwrites_only_what_no_one_reads_again() -> None:
+    overwriting = {
+        NormFirst: 2,  # behind an Affine and behind a convolution
+        NormElsewhere: 0,
+        ReluFirst: 0,  # it would overwrite the images
+        ReluBehindTanh: 0,
+        OutputElsewhere: 1,
+    }
+    for kind, count in overwriting.items():
+        folded, _ = fold(built(kind), images())
+        assert isinstance(folded, torch.fx.GraphModule)
+        found = [node for node in folded.graph.nodes if node.target is torch.relu_]
+        assert len(found) == count, kind
+
+
+def test_double_precision_stays_double() -> None:
+    model, x = built(NormFirst).double(), images().double()
+    folded, note = fold(model, x)
+    assert note == "2 batch norms folded"
+    assert folded(x).dtype == torch.float64
+    torch.testing.assert_close(folded(x), model.eval()(x))
+
+
+def test_the_global_generator_is_left_alone_by_a_network_that_does_not_use_it() -> None:
+    before = torch.get_rng_state()
+    fold(used(build_model("preact-resnet18", CLASSES, width=2)), images())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_single_image_is_enough_to_try_it_on() -> None:
+    model = built(NormFirst)
+    folded, note = fold(model, images(1))
+    assert note == "2 batch norms folded"
+    check_alike(folded, model, images())
