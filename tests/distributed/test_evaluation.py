@@ -3,12 +3,16 @@ in any verdict."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +23,15 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
+from dat.attacks import PGD, Square
+from dat.comm import World
 from dat.data import load
-from dat.train import save_weights
-from tests.distributed.conftest import DAT, run, torchrun
+from dat.evaluation import assess
+from dat.evaluation.journal import Journal, Part
+from dat.evaluation.suites import suite_of
+from dat.threat import ThreatModel
+from dat.train import load_weights, save_weights
+from tests.distributed.conftest import DAT, run
 
 SHORT = "pgd-5x2,apgd-ce-5,apgd-t-3,fab-t-3,square-50"
 LONG = "pgd-100x5"
@@ -33,7 +43,13 @@ def net(classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes))
 """
 SUBJECT = ("evaluate", "--model", "mine:net", "--weights", "net.safetensors", "--data", "data.npz")
-SETTINGS = ("threat.eps=0.06", "comm.threads=1", "--no-checks", "--json")
+SETTINGS = ("threat.eps=0.06", "comm.threads=1", "--images", "200", "--no-checks", "--json")
+
+
+def make() -> nn.Module:
+    made: dict[str, Any] = {}
+    exec(NETS, made)
+    return made["net"](10)  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     np.savez(folder / "data.npz", **arrays)
     x, y = digits.train.images, digits.train.labels
-    made: dict[str, Any] = {}
-    exec(NETS, made)
-    net: nn.Module = made["net"](10)
+    net = make()
     random = torch.Generator().manual_seed(0)
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.1, generator=random)
@@ -83,7 +97,7 @@ def alone(folder: Path) -> Any:
     return measure(folder, "alone", f"{SHORT},{LONG}", "--workers", "1", "evaluate.batch=200")
 
 
-@pytest.mark.parametrize(("workers", "batch"), [(1, 16), (2, 16), (3, 200)])
+@pytest.mark.parametrize(("workers", "batch"), [(2, 16), (3, 200)])
 def test_any_workers_and_batches_give_the_same_verdicts(
     folder: Path, alone: Any, workers: int, batch: int
 ) -> None:
@@ -108,14 +122,14 @@ def passes(suite: Any) -> dict[str, tuple[int, int]]:
 def test_an_interrupted_evaluation_goes_on_with_other_workers(folder: Path, alone: Any) -> None:
     words = [*SUBJECT, "--attacks", LONG, "--out", "broken", *SETTINGS]
     launcher = subprocess.Popen(
-        [*DAT, *words, "--workers", "2", "evaluate.batch=8"],
+        [*DAT, *words, "--workers", "2", "evaluate.batch=4"],
         cwd=folder,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     try:
-        # a round of 350 images in batches of 8 has 44 parts: this is in the second one
+        # a round of 200 images in batches of 4 has 50 parts: this is in the second one
         wait_for_parts(folder / "broken", 60, launcher)
         os.killpg(launcher.pid, signal.SIGINT)  # what a terminal does
         _, said = launcher.communicate(timeout=30)
@@ -154,10 +168,10 @@ def wait_for_parts(out: Path, count: int, process: subprocess.Popen[str]) -> Non
 
 def test_a_broken_part_is_told_once(folder: Path, alone: Any) -> None:
     """Every worker sees it, and one speaks."""
-    measure(folder, "spoilt", "pgd-2", "--workers", "1", "evaluate.batch=200")
-    victim = min((folder / "spoilt").glob("*/*.safetensors"))
+    shutil.copytree(folder / "alone", folder / "spoilt")
+    victim = min((folder / "spoilt").glob("pgd-5x2-*/*.safetensors"))
     victim.write_bytes(b"half")
-    words = ["--attacks", "pgd-2", "--out", "spoilt", *SETTINGS, "--workers", "2"]
+    words = ["--attacks", "pgd-5x2", "--out", "spoilt", *SETTINGS, "--workers", "2"]
     done = run([*DAT, *SUBJECT, *words], folder)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
@@ -165,62 +179,78 @@ def test_a_broken_part_is_told_once(folder: Path, alone: Any) -> None:
     assert line.startswith(f"error: {place}: not a part of an evaluation")
 
 
-INSIDE = """
-import json
-import sys
-from pathlib import Path
+CASES = {"many": (100, False), "few": (2, False), "late": (100, True)}
+"""How many images, and whether there is a journal to which workers come one after the other."""
 
-import torch
-from mine import net
 
-from dat.attacks import PGD, Square
-from dat.comm import World
-from dat.data import load
-from dat.evaluation import assess
-from dat.evaluation.suites import suite_of
-from dat.threat import ThreatModel
-from dat.train import load_weights
-
-with World.join(device="cpu", threads=1) as world:
-    test = load("data.npz").test
-    model = net(10)
-    load_weights(model, Path("net.safetensors"))
+def judge(world: World, subject: Path, out: Path) -> dict[str, Any]:
+    """What this worker is told."""
+    test = load(str(subject / "data.npz")).test
+    model = make()
+    load_weights(model, subject / "net.safetensors")
     attacks = suite_of("two", {"square": Square(queries=50), "pgd": PGD(steps=3)})
     seen = {}
-    for count in (100, 2):
+    for case, (count, journal) in CASES.items():
         found = assess(
             model,
             test.take(torch.arange(count)),
             [attacks],
             threat=ThreatModel(eps=0.06),
             world=world,
+            batch=16,
+            folder=out / f"journal-{world.size}" if journal else None,
             keep=True,
+            check=False,
         ).suites["two"]
-        costs = {name: list(cost[1:]) for name, cost in found.costs.items()}
-        examples = found.examples.flatten().tolist()
-        seen[count] = {"fell": found.fell.tolist(), "costs": costs, "examples": examples}
-    Path(sys.argv[1], f"{world.rank}-{world.size}.json").write_text(json.dumps(seen))
-"""
+        assert found.examples is not None
+        seen[case] = {
+            "fell": found.fell.tolist(),
+            "costs": {name: list(cost[1:]) for name, cost in found.costs.items()},
+            "examples": found.examples.flatten().tolist(),
+        }
+    return seen
 
 
-def test_every_worker_gets_the_whole_result(folder: Path, tmp_path: Path) -> None:
-    """Verdicts, costs and examples of all, though each attacks its share, or has none."""
-    (folder / "inside.py").write_text(INSIDE)
-    for workers in (1, 3):
-        launcher = [word for word in torchrun(workers) if word not in ("-m", "dat")]
-        launcher.insert(1, "-m")
-        done = run([*launcher, "inside.py", str(tmp_path)], folder)
-        assert done.returncode == 0, done.stderr
-    one, *three = (json.loads(path.read_text()) for path in sorted(tmp_path.iterdir(), key=size))
-    assert len(three) == 3
-    for other in three:
-        for count, found in other.items():
-            assert found["fell"] == one[count]["fell"]
-            assert found["costs"] == one[count]["costs"]
-            assert found["examples"] == pytest.approx(one[count]["examples"], abs=1e-6)
-        assert other == three[0]
-    assert {0, 1, 2} <= set(one["100"]["fell"])
+@pytest.fixture(scope="module")
+def told(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What one worker is told, and what each of three."""
+    out = tmp_path_factory.mktemp("told")
+    with World.join(device="cpu") as world:
+        one = judge(world, folder, out)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    module = ["--nproc-per-node", "3", "-m", "tests.distributed.test_evaluation"]
+    done = run([*launcher, *module, str(folder), str(out)], Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    return one, [json.loads((out / f"{rank}.json").read_text()) for rank in range(3)]
 
 
-def size(path: Path) -> int:
-    return int(path.stem.partition("-")[2])
+@pytest.mark.parametrize("case", CASES)
+def test_every_worker_gets_the_whole_result(
+    told: tuple[dict[str, Any], list[dict[str, Any]]], case: str
+) -> None:
+    """Verdicts, costs and examples of all, though each attacks its share, or has none, or comes to
+    the journal when others have begun to fill it."""
+    one, three = told
+    for found in three:
+        assert found[case]["fell"] == one[case]["fell"]
+        assert found[case]["costs"] == one[case]["costs"]
+        assert found[case]["examples"] == pytest.approx(one[case]["examples"], abs=1e-6)
+        assert found[case] == three[0][case]
+    assert case == "few" or {0, 1, 2} <= set(one[case]["fell"])
+
+
+class LateJournal(Journal):
+    """Reads when the workers before this one have."""
+
+    def read(self) -> Iterator[Part]:
+        time.sleep(0.5 * int(os.environ["RANK"]))
+        yield from super().read()
+
+
+if __name__ == "__main__":
+    importlib.import_module("dat.evaluation.assess").Journal = LateJournal  # type: ignore[attr-defined]
+    with World.join(device="cpu", threads=1) as joined:
+        seen = judge(joined, Path(sys.argv[1]), Path(sys.argv[2]))
+        Path(sys.argv[2], f"{joined.rank}.json").write_text(json.dumps(seen))

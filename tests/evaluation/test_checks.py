@@ -268,8 +268,8 @@ CURVES: dict[str, tuple[str, Sequence[float], Sequence[float], Sequence[str]]] =
     "rises a little": ("steps", (10, 20, 50), (50.0, 50.9, 50.0), ()),
     "rises with eps": (
         "eps",
-        (0, 0.1, 0.2),
-        (90, 40, 60),
+        (0, 0.1, 0.2, 0.4),
+        (90, 40, 60, 5),
         ("RA rises from 40.0 to 60.0 % as eps grows from 0.1 to 0.2",),
     ),
     "rises with the steps": (

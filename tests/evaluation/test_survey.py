@@ -400,7 +400,6 @@ def test_progress_comes_to_its_end(
     judged(model, few, world, attacks, batch=batch, progress=gauge)
     assert gauge.done == sorted(gauge.done)
     assert all(done <= total for done, total in gauge.shown)
-    assert max(gauge.total) == gauge.total[0]  # who falls makes it less, and nothing makes it more
     assert gauge.done[-1] == gauge.total[-1]
 
 

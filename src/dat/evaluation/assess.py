@@ -108,6 +108,8 @@ def assess(
     right = surveyor.survey(clean().rounds, everybody).standing
     results = {}
     for it in suites:
+        surveyor.expect(it.rounds, int(right.sum()))
+    for it in suites:
         journal = _journal(folder, it, surveyor) if folder and it.rounds else None
         results[it.name] = surveyor.survey(it.rounds, right, journal)
         if journal and world.first:

@@ -102,6 +102,15 @@ class Surveyor:
     progress: Progress = silent
     keep: bool = False
     """Keep the adversarial examples."""
+    ahead: int = 0
+    """Work of surveys to come, as far as it is known."""
+
+    def __post_init__(self) -> None:
+        self._work = _Work(lambda done, total: self.progress(done, total + self.ahead))
+
+    def expect(self, rounds: Sequence[Round], images: int) -> None:
+        """More work to come, for the progress."""
+        self.ahead += -(-images // self.world.size) * sum(map(_cost, rounds))
 
     def survey(
         self,
@@ -114,7 +123,8 @@ class Surveyor:
         names = tuple(dict.fromkeys(turn.name for turn in rounds))
         verdicts = Verdicts(names, torch.zeros(len(self.data), dtype=torch.int64))
         verdicts.fell[~candidates] = -1
-        self._work = _Work(self.progress)
+        share = -(-int(candidates.sum()) // self.world.size)
+        self.ahead = max(self.ahead - share * sum(map(_cost, rounds)), 0)
         before = list(journal.read()) if journal else []
         found = list(before) if self.world.first else []
         with attack_mode(self.model), attack_mode(self.network):
