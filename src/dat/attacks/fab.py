@@ -33,11 +33,11 @@ class FAB(Targeted):
         rows = torch.arange(len(x), device=x.device)
         at, best, distance = x, x, x.new_full((len(x),), float("inf"))
         for _ in range(self.steps):
-            seen = look(loss, at)
-            best, distance = _nearer(seen.broken, at, x, threat, best, distance)
-            at = self._step(seen, x, at, threat)
+            at = self._step(look(loss, at), x, at, threat)
             _, crossed = glance(loss, at)
-            best, distance = _nearer(crossed, at, x, threat, best, distance)
+            length = torch.where(crossed, threat.size(at, x), float("inf"))
+            best = torch.where(per_sample(length < distance, x), at, best)
+            distance = torch.minimum(length, distance)
             at = torch.where(per_sample(crossed, x), x + self.retreat * (at - x), at)
             done = distance <= threat.eps
             if loss.until_broken and done.any():
@@ -64,12 +64,3 @@ class FAB(Targeted):
 
     def cost(self) -> int:
         return 4 * self.targets * self.steps
-
-
-def _nearer(
-    crossed: Tensor, at: Tensor, x: Tensor, threat: ThreatModel, best: Tensor, distance: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The nearest point beyond the boundary so far, and how far it is."""
-    length = torch.where(crossed, threat.size(at, x), float("inf"))
-    closer = length < distance
-    return torch.where(per_sample(closer, x), at, best), torch.minimum(length, distance)
