@@ -37,10 +37,13 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def _sort_out(arguments: argparse.Namespace, rest: list[str]) -> None:
-    """Runs and settings may come in any order: a setting has an equals sign."""
-    both = [*arguments.mixed, *rest]
-    arguments.runs = [Path(word) for word in both if "=" not in word]
-    arguments.settings = [word for word in both if "=" in word]
+    """Runs and settings may come in any order: a setting has an equals sign, and is no folder."""
+    arguments.runs, arguments.settings = [], []
+    for word in (*arguments.mixed, *rest):
+        if "=" in word and not Path(word).is_dir():
+            arguments.settings.append(word)
+        else:
+            arguments.runs.append(Path(word))
 
 
 def _parser() -> argparse.ArgumentParser:

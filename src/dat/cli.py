@@ -166,13 +166,18 @@ def _fractions(words: Sequence[str]) -> tuple[float, ...]:
     """Radii as people write them: 8/255."""
     from dat.threat import ThreatModel
 
-    return tuple(ThreatModel.read({"eps": word}, "--eps").eps for word in words)
+    try:
+        return tuple(ThreatModel.read({"eps": word}).eps for word in words)
+    except ValueError as error:
+        raise ValueError(f"--{error}") from None
 
 
 def _compare(arguments: argparse.Namespace, words: list[str]) -> int:
     from dat.build import read_result
     from dat.report import print_json, runs_table
 
+    if arguments.settings:
+        raise ValueError(f"{arguments.settings[0]}: not the folder of a run")
     results = [read_result(run) for run in arguments.runs]
     print_json(results) if arguments.json else runs_table(results)
     return 0

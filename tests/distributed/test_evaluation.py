@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from torch.nn import functional as F
 from dat.attacks import PGD, Square
 from dat.comm import World
 from dat.data import load
-from dat.evaluation import assess
+from dat.evaluation import Verdicts, assess
 from dat.evaluation.journal import Journal, Part
 from dat.evaluation.suites import suite_of
 from dat.threat import ThreatModel
@@ -166,49 +165,48 @@ def wait_for_parts(out: Path, count: int, process: subprocess.Popen[str]) -> Non
         time.sleep(0.01)
 
 
-def test_a_broken_part_is_told_once(folder: Path, alone: Any) -> None:
-    """Every worker sees it, and one speaks."""
-    shutil.copytree(folder / "alone", folder / "spoilt")
-    victim = min((folder / "spoilt").glob("pgd-5x2-*/*.safetensors"))
-    victim.write_bytes(b"half")
-    words = ["--attacks", "pgd-5x2", "--out", "spoilt", *SETTINGS, "--workers", "2"]
-    done = run([*DAT, *SUBJECT, *words], folder)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    place = victim.relative_to(folder)
-    assert line.startswith(f"error: {place}: not a part of an evaluation")
-
-
 CASES = {"many": (100, False), "few": (2, False), "late": (100, True)}
 """How many images, and whether there is a journal to which workers come one after the other."""
 
 
 def judge(world: World, subject: Path, out: Path) -> dict[str, Any]:
-    """What this worker is told."""
+    """What this worker is told; in the end, of a journal that is spoilt."""
+    journals = out / f"journals-{world.size}"
     test = load(str(subject / "data.npz")).test
     model = make()
     load_weights(model, subject / "net.safetensors")
     attacks = suite_of("two", {"square": Square(queries=50), "pgd": PGD(steps=3)})
-    seen = {}
-    for case, (count, journal) in CASES.items():
-        found = assess(
+
+    def assessed(count: int, folder: Path | None) -> Verdicts:
+        return assess(
             model,
             test.take(torch.arange(count)),
             [attacks],
             threat=ThreatModel(eps=0.06),
             world=world,
             batch=16,
-            folder=out / f"journal-{world.size}" if journal else None,
+            folder=folder,
             keep=True,
             check=False,
         ).suites["two"]
+
+    seen: dict[str, Any] = {}
+    for case, (count, journal) in CASES.items():
+        found = assessed(count, journals if journal else None)
         assert found.examples is not None
         seen[case] = {
             "fell": found.fell.tolist(),
             "costs": {name: list(cost[1:]) for name, cost in found.costs.items()},
             "examples": found.examples.flatten().tolist(),
         }
-    return seen
+    if world.first:
+        (place,) = journals.iterdir()
+        (place / "000-spoilt.safetensors").write_bytes(b"half")
+    world.meet()
+    with pytest.raises(ValueError, match="spoilt") as raised:
+        assessed(100, journals)
+    everywhere = getattr(raised.value, "everywhere", False)
+    return seen | {"spoilt": {"said": str(raised.value), "everywhere": everywhere}}
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +237,18 @@ def test_every_worker_gets_the_whole_result(
         assert found[case]["examples"] == pytest.approx(one[case]["examples"], abs=1e-6)
         assert found[case] == three[0][case]
     assert case == "few" or {0, 1, 2} <= set(one[case]["fell"])
+
+
+def test_a_broken_part_is_told_once(
+    told: tuple[dict[str, Any], list[dict[str, Any]]],
+) -> None:
+    """Every worker sees it and stops, with an error of which they know that all have it, so that
+    the command line prints it once."""
+    _, three = told
+    for found in three:
+        assert "000-spoilt.safetensors: not a part of an evaluation" in found["spoilt"]["said"]
+        assert found["spoilt"] == three[0]["spoilt"]
+        assert found["spoilt"]["everywhere"]
 
 
 class LateJournal(Journal):

@@ -27,7 +27,7 @@ ATTACKS = "clean,fgsm,pgd-2,square-10"
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose network withstands some of the attacks."""
     out = tmp_path_factory.mktemp("commands") / "run"
-    words = ["model.width=4", "attack.steps=2", "train.epochs=8", "train.batch=96"]
+    words = ["model.width=4", "attack.steps=2", "train.epochs=6", "train.batch=96"]
     words += ["threat.eps=0.08", "evaluate.attacks=pgd-2", "comm.threads=1", "train.ema=0.5"]
     with pytest.raises(SystemExit) as ended:
         main(["train", "digits", *words, "--quiet", "--json", "--out", str(out)])
@@ -398,6 +398,9 @@ def test_a_sweep_over_one_thing_alone(run: Path, said: Said) -> None:
     words = ("sweep", "evaluate.batch=7", str(run), "--eps", "0.1", "--images", "30", "seed=0")
     (curve,) = said(*words)["curves"]
     assert (curve["over"], curve["values"]) == ("eps", [0.1])
+    standing = 30 * curve["ra"][0] / 100
+    assert standing == pytest.approx(round(standing))
+    assert 0 < standing < 30
 
 
 def test_a_sweep_by_itself_goes_up_to_twice_the_runs_eps(run: Path, said: Said) -> None:

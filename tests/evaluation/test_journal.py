@@ -398,9 +398,17 @@ class Odd(nn.Module):
 
 
 def _prints(model: nn.Module, data: ImageData) -> tuple[str, str]:
-    found = fingerprint(model, data)
-    assert set(found) == {"weights", "images"}
+    found = fingerprint(model, data, torch.eye(3))
+    assert set(found) == {"weights", "images", "answers"}
     return found["weights"], found["images"]
+
+
+def test_a_fingerprint_changes_with_the_answers_but_not_with_their_rounding() -> None:
+    model, data = Odd(), white(1, 0, 2)
+    logits = torch.tensor([[1.0, 2.0], [3.0, -1.0]])
+    before = fingerprint(model, data, logits)
+    assert fingerprint(model, data, logits * 1.001) == before
+    assert fingerprint(model, data, -logits)["answers"] != before["answers"]
 
 
 def test_a_fingerprint_changes_with_any_weight() -> None:

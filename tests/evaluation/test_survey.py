@@ -61,8 +61,9 @@ def test_batch_size_has_no_say(
     model: nn.Module, few: ImageData, world: World, threat: ThreatModel
 ) -> None:
     """Neither in who falls to what, nor in what it costs."""
+    fewer = few.take(torch.arange(45))
     found = [
-        judged(model, few, world, short(), threat=threat, batch=batch).suites["short"]
+        judged(model, fewer, world, short(), threat=threat, batch=batch).suites["short"]
         for batch in (1, 16, 200)
     ]
     counts = found[0].counts()

@@ -44,6 +44,14 @@ def test_a_point_of_a_curve_is_an_evaluation(
     assert curve == Curve("steps", (3.0,), (found.ra(f"{attack}-3"),))
 
 
+def test_the_seed_changes_the_random_starts(model: nn.Module, few: ImageData, world: World) -> None:
+    found = {
+        sweep(model, few, threat=THREAT, steps=(3,), attack="square", seed=seed, world=world)[0].ra
+        for seed in range(4)
+    }
+    assert len(found) > 1
+
+
 def test_only_what_is_asked_for_is_swept(model: nn.Module, few: ImageData, world: World) -> None:
     """In the order in which it is asked for, and as often."""
     radii = (0.1, 0.0, 0.1)

@@ -79,10 +79,10 @@ def assess(
     few = torch.arange(min(len(data), checks.IMAGES))
     x, y = data.batch(few, world.device)
     warnings: list[str] = []
-    with attack_mode(model):
+    with attack_mode(model), seeded(world.device, seed, "answers"), torch.no_grad():
         found = world.together(lambda: checks.check_answers(model, x, data.classes))
-        with torch.no_grad():
-            classes = model(x[:1]).shape[1]
+        answers = model(x)
+    classes = answers.shape[1]
     suites = [suite(it, classes) if isinstance(it, str) else it for it in attacks]
     work = sum(turn.attack.cost() for it in suites for turn in it.rounds) * len(data)
     with seeded(world.device, seed, "fold"):
@@ -110,7 +110,7 @@ def assess(
     for it in suites:
         surveyor.expect(it.rounds, int(right.sum()))
     for it in suites:
-        journal = _journal(folder, it, surveyor) if folder and it.rounds else None
+        journal = _journal(folder, it, surveyor, answers) if folder and it.rounds else None
         results[it.name] = surveyor.survey(it.rounds, right, journal)
         if journal and world.first:
             journal.conclude(results[it.name].fallen())
@@ -119,7 +119,7 @@ def assess(
     return Assessment(right, results, tuple(warnings), folded.note)
 
 
-def _journal(folder: Path, it: Suite, surveyor: Surveyor) -> Journal:
+def _journal(folder: Path, it: Suite, surveyor: Surveyor, answers: Tensor) -> Journal:
     world = surveyor.world
     about: dict[str, Any] = {
         "suite": it.name,
@@ -128,7 +128,7 @@ def _journal(folder: Path, it: Suite, surveyor: Surveyor) -> Journal:
         "seed": surveyor.seed,
         "precision": surveyor.precision,
         "examples": surveyor.keep,
-    } | fingerprint(surveyor.model, surveyor.data)
+    } | fingerprint(surveyor.model, surveyor.data, answers)
     key = hashlib.blake2b(json.dumps(about).encode(), digest_size=4).hexdigest()
     journal = Journal(folder / f"{it.name}-{key}", about)
     world.together(lambda: journal.open() if world.first else None)

@@ -91,8 +91,9 @@ def autoattack(
     words = {-1: "clean", 0: None} | dict(enumerate(verdicts.attacks, 1))
     fell_to = tuple(words[number] for number in verdicts.fell.tolist())
     assert verdicts.examples is not None
+    kind = x.dtype if x.is_floating_point() else torch.float32  # bytes could not hold them
     return AutoAttacked(
-        examples=verdicts.examples.to(x.device, x.dtype),
+        examples=verdicts.examples.reshape(x.shape).to(x.device, kind),
         fell_to=fell_to,
         counts={"clean": fell_to.count("clean")} | verdicts.counts(),
         costs=verdicts.costs,

@@ -165,9 +165,11 @@ def check_curve(over: str, values: Sequence[float], ra: Sequence[float]) -> list
                 f"RA rises from {before:.1f} to {after:.1f} % as {over} grows from {low:.3g} to "
                 f"{high:.3g}: the stronger attack finds less, so it is misled"
             )
-    least, most = min(values), max(values)
+    least, most = min((value for value in values if value > 0), default=0.0), max(values)
+    if over != "eps" or not most >= 2 * least > 0:
+        return found
     first, last = ra[values.index(least)], ra[values.index(most)]
-    if over == "eps" and most >= 2 * least > 0 and first > 20 and last > first - RISE:
+    if first > 20 and last > first - RISE:
         found.append(
             f"RA does not fall as eps grows from {least:.3g} to {most:.3g} ({first:.1f} to "
             f"{last:.1f} %)"

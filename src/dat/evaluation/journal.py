@@ -58,14 +58,15 @@ class Journal:
         path = self.folder / ABOUT
         text = json.dumps(self.about, indent=2) + "\n"
         if not path.exists():
-            if self.folder.exists() and any(self.folder.iterdir()):
+            partial = _partial(path)  # of one that was interrupted at once
+            if self.folder.exists() and any(it != partial for it in self.folder.iterdir()):
                 raise ValueError(f"{self.folder} is in use, and not by an evaluation")
             self.folder.mkdir(parents=True, exist_ok=True)
             _write(path, text.encode())
             return
         try:
             before = dict(json.loads(path.read_text()))
-        except ValueError:
+        except (TypeError, ValueError):
             raise ValueError(f"{path}: not whole; remove {self.folder} to begin anew") from None
         now = json.loads(text)
         differs = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
@@ -113,8 +114,11 @@ class Journal:
                 raise ValueError(f"{path}: not a part of an evaluation ({error})") from None
 
 
-def fingerprint(model: nn.Module, data: ImageData) -> dict[str, str]:
-    """What tells one evaluation's subject from another's: the weights and the images."""
+def fingerprint(model: nn.Module, data: ImageData, answers: Tensor) -> dict[str, str]:
+    """What tells one evaluation's subject from another's: the weights, the images, and what the
+    model makes of some of them, as its code is in no state dict. Of the logits only the class
+    counts, which no rounding moves."""
+    classes = answers.argmax(1).tolist()
     weights, images = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
     for name, value in model.state_dict().items():
         if isinstance(value, Tensor):
@@ -123,7 +127,11 @@ def fingerprint(model: nn.Module, data: ImageData) -> dict[str, str]:
     for value in (data.images, data.labels):
         images.update(f"{tuple(value.shape)} {value.dtype}".encode())
         images.update(_bytes(value))
-    return {"weights": weights.hexdigest(), "images": images.hexdigest()}
+    return {
+        "weights": weights.hexdigest(),
+        "images": images.hexdigest(),
+        "answers": hashlib.blake2b(bytes(str(classes), "ascii"), digest_size=16).hexdigest(),
+    }
 
 
 def _bytes(value: Tensor) -> memoryview:
@@ -131,8 +139,12 @@ def _bytes(value: Tensor) -> memoryview:
     return memoryview(plain.numpy())  # type: ignore[arg-type]
 
 
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
 def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
+    partial = _partial(path)
     with partial.open("wb") as file:
         file.write(data)
         file.flush()

@@ -42,13 +42,13 @@ def suite(name: str, classes: int) -> Suite:
     if word in SUITES and steps is None and restarts is None:
         members = SUITES[word](classes)
     elif word in STEPPED:
-        steps = 20 if steps is None else steps
-        members = {name: STEPPED[word](steps, restarts or 1)}
-    elif word in SINGLE and restarts is None:
+        if word == "pgd-dlr" and classes < 3:
+            raise ValueError("pgd-dlr: needs three classes or more; use cw")
+        members = {name: STEPPED[word](steps or 20, restarts or 1)}
+    elif word in SINGLE and restarts is None and not (word == "fgsm" and steps):
         members = {name: SINGLE[word](classes, steps)}
     else:
-        known = [CLEAN, *SUITES, *SINGLE, *(f"{word}-20" for word in STEPPED)]
-        raise ValueError(f"attack {name!r}: unknown{did_you_mean(name, known)}")
+        raise ValueError(f"attack {name!r}: unknown{did_you_mean(name, names())}")
     return suite_of(name, members)
 
 
@@ -73,7 +73,7 @@ def _parts(name: str) -> tuple[str, int | None, int | None]:
     if match is None:
         return name, None, None
     steps, restarts = match["steps"], match["restarts"]
-    if "0" in (steps, restarts):
+    if any(count is not None and int(count) == 0 for count in (steps, restarts)):
         raise ValueError(f"attack {name!r}: steps and restarts must be at least 1")
     return match["word"], int(steps) if steps else None, int(restarts) if restarts else None
 

@@ -77,9 +77,11 @@ class Watched:
         back = x.requires_grad and torch.is_grad_enabled()
         self.forwards += len(x)
         self.backwards += len(x) * back
-        lower = self.precision != torch.float32
-        with torch.autocast(x.device.type, self.precision, enabled=lower):
-            logits = self.network(x).float()
+        if self.precision == torch.float32:
+            logits = self.network(x)
+        else:
+            with torch.autocast(x.device.type, self.precision):
+                logits = self.network(x).float()
         self.tell(len(x) * (1 + BACKWARD * back))
         return logits
 
@@ -125,7 +127,8 @@ class Surveyor:
         verdicts.fell[~candidates] = -1
         share = -(-int(candidates.sum()) // self.world.size)
         self.ahead = max(self.ahead - share * sum(map(_cost, rounds)), 0)
-        before = list(journal.read()) if journal else []
+        # all have read before anybody writes: who came late would take the others' news for old
+        before = self.world.together(lambda: list(journal.read()) if journal else [])
         found = list(before) if self.world.first else []
         with attack_mode(self.model), attack_mode(self.network):
             for number, turn in enumerate(rounds):
@@ -138,6 +141,7 @@ class Surveyor:
                 parts = self._round(number, turn, todo, later, journal)
                 found += parts
                 verdicts.fell[self._told(parts)] = code
+        self._work.settle()
         verdicts.costs = self._costs(rounds, found)
         if self.keep:
             verdicts.examples = self._collect(found)
@@ -170,7 +174,8 @@ class Surveyor:
         names = list(dict.fromkeys(turn.name for turn in rounds))
         spent = torch.zeros(len(names), len(Cost._fields), dtype=torch.float64)
         for part in parts:
-            spent[names.index(rounds[part.round].name)] += torch.tensor(part.cost)
+            cost = torch.tensor(part.cost, dtype=torch.float64)
+            spent[names.index(rounds[part.round].name)] += cost
         seconds, *counts = self.world.sum(spent).T.tolist()
         rows = zip(names, seconds, *(map(int, row) for row in counts), strict=True)
         return {name: Cost(*row) for name, *row in rows}
@@ -213,6 +218,11 @@ class _Work:
         self.left, self._batch = self.left - cost, cost
         yield
         self._batch = 0
+
+    def settle(self) -> None:
+        """What was thought to be left has turned out not to be needed."""
+        self.left = 0
+        self.did(0)
 
     def did(self, count: int) -> None:
         self.done += count

@@ -42,7 +42,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, note: 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, header in enumerate(headers):
         numeric = all(_is_number(row[number]) for row in rows)
-        table.add_column(header, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(Text(header), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))  # plain: what users named may look like markup
     console.print(table)
