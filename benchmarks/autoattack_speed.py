@@ -2,8 +2,8 @@
 
     python benchmarks/autoattack_speed.py runs/cifar --reference auto-attack [--images 200]
 
-The reference runs as one process with a thread for each core, ours as one worker a core, in turns,
-on the same images and with the same allocator settings. Startup is left out on both sides.
+The reference runs as one process with a thread for each core, ours as M workers of one thread, in
+turns, on the same images and with the same allocator settings. Startup is left out on both sides.
 """
 
 from __future__ import annotations
@@ -40,12 +40,17 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     theirs: list[dict[str, Any]] = []
     ours: dict[int, list[dict[str, Any]]] = {workers: [] for workers in range(1, cores + 1)}
-    for _ in range(arguments.repeats):
+    for turn in range(arguments.repeats):
         theirs.append(_call(__file__, str(arguments.run), "--only", *_options(arguments)))
         for workers, found in ours.items():
             found.append(_ours(arguments.run, arguments.images, workers))
-        print(theirs[-1]["seconds"], [found[-1]["seconds"] for found in ours.values()], flush=True)
-    rows = [_row("reference", theirs), *(_row(f"ours, {m} worker", f) for m, f in ours.items())]
+        print(f"{turn + 1} of {arguments.repeats}")
+        _show(theirs, ours)
+
+
+def _show(theirs: list[dict[str, Any]], ours: dict[int, list[dict[str, Any]]]) -> None:
+    """Write down what there is so far: a repetition takes long."""
+    rows = [_row("reference", theirs), *(_row(f"ours, M = {m}", f) for m, f in ours.items())]
     base = rows[0]["seconds"]
     headers = ["", "s", "x", *(f"{name} (s)" for name in ATTACKS), "Forward", "Backward", "RA (%)"]
     lines = [
@@ -80,7 +85,8 @@ def _call(*words: str) -> dict[str, Any]:
 
 def _ours(run: Path, images: int, workers: int) -> dict[str, Any]:
     words = f"--attacks autoattack --images {images} --workers {workers} --json".split()
-    found = _call("-m", "dat", "evaluate", str(run), *words, "--out", "none", "--no-checks")
+    words += ["--out", "none", "--no-checks", "comm.threads=1"]
+    found = _call("-m", "dat", "evaluate", str(run), *words)
     costs = found["suites"]["autoattack"]["costs"]
     return {
         "seconds": found["seconds"],

@@ -179,7 +179,7 @@ BAD = {
     ),
     "no run to sweep": ("sweep runs/none", "runs/none: not the folder of a run"),
     "only settings to sweep": ("sweep seed=1", "give the folders of one or more runs"),
-    "only settings to compare": ("compare seed=1", "give the folders of one or more runs"),
+    "only settings to compare": ("compare seed=1", "seed=1: not the folder of a run"),
     "nccl": ("train digits comm.backend=nccl", "comm.backend = nccl: needs cuda, not cpu"),
     "warmup": ("train digits schedule.warmup=99", "schedule.warmup = 99: must be at most"),
     "no cuda": ("train digits comm.device=cuda", "comm.device = cuda: this machine has no CUDA"),
