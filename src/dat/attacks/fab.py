@@ -47,9 +47,9 @@ class FAB(Targeted):
                 loss = loss.pick(left)
                 if len(rows) == 0:
                     break
-        # what crossed too far away, or never, goes as far as it may
-        away = distance.isfinite()
-        found[rows] = threat.project(torch.where(per_sample(away, x), best, at), x)
+        if not loss.until_broken:  # what crossed too far away, or never, goes as far as it may
+            crossed = per_sample(distance.isfinite(), x)
+            found[rows] = threat.project(torch.where(crossed, best, at), x)
         return found
 
     def _step(self, seen: View, x: Tensor, at: Tensor, threat: ThreatModel) -> Tensor:
