@@ -263,7 +263,10 @@ def test_an_attack_raises_the_loss(name: str, norm: str) -> None:
     for kind in (VICTIM, UNTIL_BROKEN):
         x_adv = attack(goal(kind, network, y), x, threat)
         raised = cross_entropy(network(x_adv), y) > cross_entropy(network(x), y)
-        assert (raised | (answers(network, x_adv) != y)).all()
+        fine = raised | (answers(network, x_adv) != y)
+        if name == "fab" and kind == UNTIL_BROKEN:  # it leaves alone whom it cannot break
+            fine |= (x_adv == x).flatten(1).all(1)
+        assert fine.all()
 
 
 @pytest.mark.parametrize("attack", [a for a in variants() if takes_a_closure(a)], ids=repr)
