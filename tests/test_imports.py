@@ -15,7 +15,7 @@ import dat
 
 SOURCE = Path(dat.__file__).parent
 
-LOWEST = {"fields", "imports", "rng"}
+LOWEST = {"fields", "files", "imports", "rng"}
 APART = {"optim", "comm", "models", "data"}
 """They know the lowest rooms, and nothing of one another."""
 COMPONENTS = ["threat losses", "attacks", "objectives"]

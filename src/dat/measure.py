@@ -176,6 +176,7 @@ def sweep_all(
                     at_steps=at_steps,
                     batch=subject.config.evaluate.batch,
                     seed=subject.config.seed,
+                    precision=subject.config.evaluate.precision,
                     world=world,
                     progress=progress,
                 )

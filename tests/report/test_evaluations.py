@@ -30,6 +30,7 @@ FOUND: dict[str, Any] = {
         },
     },
     "warnings": ["the [/gradients] mislead", "twice"],
+    "network": "3 batch norms folded",
 }
 CURVES = {
     "runs/a": [Curve("eps", (0.0, 8 / 255), (90.0, 41.5)), Curve("steps", (1, 10), (60.0, 50.0))],
@@ -58,7 +59,8 @@ def test_an_evaluation_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert out[:3] == [
         "Run Weights TA (%) pgd-20 (%) autoattack (%)",
         "runs/[/oops] [bold] best 90.00 50.00 45.00",
-        "RA (%): right on the clean image and after the attack; 200 test images, l2 0.5.",
+        "RA (%): right on the clean image and after the attack; 200 test images, l2 0.5. "
+        "Network under attack: 3 batch norms folded.",
     ]
     assert out[3:8] == [
         "autoattack Fell Left (%) Forward passes Backward passes s",
@@ -82,7 +84,7 @@ def test_an_evaluation_of_clean_images_alone(capsys: pytest.CaptureFixture[str])
     show_measured(found, as_json=False)
     out, err = lines(capsys)
     assert out[0] == "Run Weights TA (%)"
-    assert out[2].endswith("200 test images, linf 0.1.")
+    assert out[2].endswith("images, linf 0.1. Network under attack: 3 batch norms folded.")
     assert (len(out), err) == (3, [])
 
 

@@ -50,7 +50,6 @@ class Climb:
 
     @classmethod
     def begin(cls, x: Tensor, at: Tensor, seen: View, step: float) -> Climb:
-        none = torch.zeros_like(seen.broken)
         return cls(
             x=x,
             at=at,
@@ -61,7 +60,7 @@ class Climb:
             step=torch.full_like(seen.loss, step),
             rises=torch.zeros_like(seen.loss),
             best_then=seen.loss,
-            halved=~none,
+            halved=torch.ones_like(seen.broken),
         )
 
     def pick(self, rows: Tensor) -> Climb:

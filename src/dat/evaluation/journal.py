@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from dat.data import ImageData
+from dat.files import partial, write_whole
 
 ABOUT = "about.json"
 VERDICTS = "verdicts.json"
@@ -58,11 +58,11 @@ class Journal:
         path = self.folder / ABOUT
         text = json.dumps(self.about, indent=2) + "\n"
         if not path.exists():
-            partial = _partial(path)  # of one that was interrupted at once
-            if self.folder.exists() and any(it != partial for it in self.folder.iterdir()):
+            leftover = partial(path)  # of one that was interrupted at once
+            if self.folder.exists() and any(it != leftover for it in self.folder.iterdir()):
                 raise ValueError(f"{self.folder} is in use, and not by an evaluation")
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write(path, text.encode())
+            write_whole(path, text.encode())
             return
         try:
             before = dict(json.loads(path.read_text()))
@@ -88,11 +88,11 @@ class Journal:
             tensors["examples"] = part.examples
         name = f"{part.round:03d}-{uuid.uuid4().hex}.safetensors"
         cost = {name: repr(value) for name, value in part.cost._asdict().items()}
-        _write(self.folder / name, save(tensors, cost))
+        write_whole(self.folder / name, save(tensors, cost))
 
     def conclude(self, fell: dict[str, list[int]]) -> None:
         """Leave the verdicts in a form that people can read: which images fell to what."""
-        _write(self.folder / VERDICTS, (json.dumps(fell) + "\n").encode())
+        write_whole(self.folder / VERDICTS, (json.dumps(fell) + "\n").encode())
 
     def read(self) -> Iterator[Part]:
         """What is there, round by round."""
@@ -137,16 +137,3 @@ def fingerprint(model: nn.Module, data: ImageData, answers: Tensor) -> dict[str,
 def _bytes(value: Tensor) -> memoryview:
     plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return memoryview(plain.numpy())  # type: ignore[arg-type]
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
-
-
-def _write(path: Path, data: bytes) -> None:
-    partial = _partial(path)
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

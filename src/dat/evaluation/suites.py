@@ -33,7 +33,11 @@ class Suite(NamedTuple):
     @property
     def attacks(self) -> tuple[str, ...]:
         """The names of its attacks, in order."""
-        return tuple(dict.fromkeys(turn.name for turn in self.rounds))
+        return attack_names(self.rounds)
+
+
+def attack_names(rounds: Sequence[Round]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(turn.name for turn in rounds))
 
 
 def suite(name: str, classes: int) -> Suite:

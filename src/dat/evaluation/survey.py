@@ -20,7 +20,7 @@ from dat.attacks import Victim, attack_mode
 from dat.comm import World
 from dat.data import ImageData
 from dat.evaluation.journal import Cost, Journal, Part
-from dat.evaluation.suites import Round
+from dat.evaluation.suites import Round, attack_names
 from dat.rng import Draws, seeded
 from dat.threat import ThreatModel, per_sample
 
@@ -45,7 +45,8 @@ class Verdicts:
 
     attacks: tuple[str, ...]
     fell: Tensor
-    """For each image the number of the attack that it fell to, counted from 1, or 0."""
+    """For each image the number of the attack that it fell to, counted from 1; 0 if it stands, and
+    -1 if it was no candidate."""
     costs: dict[str, Cost] = field(default_factory=dict)
     examples: Tensor | None = None
     """The adversarial examples that were found; where none was, the image itself."""
@@ -122,7 +123,7 @@ class Surveyor:
     ) -> Verdicts:
         """Attack the images that `candidates` marks; called by every worker, and all get the same
         verdicts. (The examples, if they are kept, are all at every worker.)"""
-        names = tuple(dict.fromkeys(turn.name for turn in rounds))
+        names = attack_names(rounds)
         verdicts = Verdicts(names, torch.zeros(len(self.data), dtype=torch.int64))
         verdicts.fell[~candidates] = -1
         share = -(-int(candidates.sum()) // self.world.size)
@@ -171,7 +172,7 @@ class Surveyor:
         return self.world.sum(fell) > 0
 
     def _costs(self, rounds: Sequence[Round], parts: list[Part]) -> dict[str, Cost]:
-        names = list(dict.fromkeys(turn.name for turn in rounds))
+        names = attack_names(rounds)
         spent = torch.zeros(len(names), len(Cost._fields), dtype=torch.float64)
         for part in parts:
             cost = torch.tensor(part.cost, dtype=torch.float64)

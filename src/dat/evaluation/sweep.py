@@ -35,6 +35,7 @@ def sweep(
     at_steps: int = 20,
     batch: int = 256,
     seed: int = 0,
+    precision: str = "float32",
     world: World | None = None,
     progress: Progress = silent,
 ) -> list[Curve]:
@@ -61,6 +62,7 @@ def sweep(
                 world=world,
                 batch=batch,
                 seed=seed,
+                precision=precision,
                 check=False,
             )
             reached.append(found.ra(name))

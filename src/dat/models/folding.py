@@ -32,7 +32,7 @@ class Folded(NamedTuple):
 
 
 class Affine(nn.Module):
-    """Batch normalisation in eval mode."""
+    """Batch normalisation of images in eval mode."""
 
     scale: Tensor
     shift: Tensor
@@ -46,9 +46,8 @@ class Affine(nn.Module):
         shift = -norm.running_mean * scale
         if norm.bias is not None:
             shift = shift + norm.bias.detach()
-        shape = {nn.BatchNorm1d: (-1,), nn.BatchNorm2d: (-1, 1, 1)}[type(norm)]
-        self.register_buffer("scale", scale.reshape(shape))
-        self.register_buffer("shift", shift.reshape(shape))
+        self.register_buffer("scale", scale.reshape(-1, 1, 1))
+        self.register_buffer("shift", shift.reshape(-1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.addcmul(self.shift, x, self.scale)

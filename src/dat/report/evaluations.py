@@ -11,7 +11,10 @@ from dat.evaluation import Curve
 from dat.report.plots import Chart, line_charts
 from dat.report.tables import print_json, print_table
 
-NOTE = "RA (%): right on the clean image and after the attack; {images} test images, {threat}."
+NOTE = (
+    "RA (%): right on the clean image and after the attack; {images} test images, {threat}. "
+    "Network under attack: {network}."
+)
 DETAIL = (
     "Fell: images that this attack broke and none before it. Left: what still stands, in % of all. "
     "Passes: samples through the network, forward and backward. s: added up over the workers."
@@ -34,7 +37,7 @@ def show_measured(found: dict[str, Any], *, as_json: bool) -> None:
     row = [found["run"], found["weights"], f"{found['ta']:.2f}"]
     row += [f"{found['suites'][name]['ra']:.2f}" for name in names]
     threat = found["attack"].rpartition(", ")[2]
-    note = NOTE.format(images=found["images"], threat=threat)
+    note = NOTE.format(images=found["images"], threat=threat, network=found["network"])
     print_table(["Run", "Weights", "TA (%)", *(f"{name} (%)" for name in names)], [row], note=note)
     for name in names:
         _show_suite(name, found)

@@ -23,6 +23,7 @@ import torch
 import yaml
 from torch import nn
 
+from dat.files import write_whole
 from dat.train.step import StepReport
 from dat.train.trainer import EpochRecord, Listener, Trainer
 from dat.train.weights import save_weights
@@ -57,7 +58,7 @@ class RunFolder(Listener):
 
     def describe(self, config: dict[str, Any], workers: int) -> None:
         """Write down what is about to run, and where."""
-        _write(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False))
+        write_whole(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
         _write_json(self.path / "environment.json", environment(workers))
 
     def started(self, trainer: Trainer) -> None:
@@ -121,11 +122,4 @@ def environment(workers: int) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    _write(path, json.dumps(value, indent=2) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    """Beside it, then in its place: nobody reads half a file."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)
+    write_whole(path, f"{json.dumps(value, indent=2)}\n".encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,21 +10,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from dat.files import write_whole
+
 PICKLED = (".pt", ".pth", ".ckpt", ".tar", ".bin")
 INSIDE = ("state_dict", "model_state_dict", "model", "net")
 """Where checkpoints of others keep their weights."""
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
-    """Write to a file beside it, then rename: a reader sees the old weights or the new, whole."""
+    """A reader sees the old weights or the new, whole."""
     # a tensor that two modules share is written under each of its names
     state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(save({name: value.contiguous() for name, value in state.items()}))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_whole(path, save({name: value.contiguous() for name, value in state.items()}))
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

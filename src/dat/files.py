@@ -1,0 +1,21 @@
+"""Files that are whole: a reader sees the old one or the new one, never a part."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def partial(path: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Beside it, onto the disk, then in its place."""
+    beside = partial(path)
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
