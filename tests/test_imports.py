@@ -18,8 +18,8 @@ SOURCE = Path(dat.__file__).parent
 LOWEST = {"fields", "files", "imports", "rng"}
 APART = {"optim", "comm", "models", "data"}
 """They know the lowest rooms, and nothing of one another."""
-COMPONENTS = ["threat losses", "attacks", "objectives"]
-JOBS = ["evaluation", "train", "report"]
+COMPONENTS = ["threat losses smoothing", "attacks", "objectives"]
+JOBS = ["evaluation", "certify", "train", "report"]
 TOP = ["bench", "build", "arguments", "measure", "recipes", "cli", "__main__"]
 """In each list, a room knows the lists and the rooms before its own."""
 

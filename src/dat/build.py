@@ -90,6 +90,7 @@ def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
         schedule=config.schedule,
         epochs=config.train.epochs,
         batch=config.train.batch,
+        team=config.train.team,
         parts=config.data.parts,
         augmentation=config.data.augmentation,
         attack_bn=config.train.attack_bn,

@@ -48,6 +48,9 @@ class TrainConfig(Settings):
 
     epochs: int = setting(30, "passes over the training set", ge=1)
     batch: int = setting(256, "global batch: images of all workers in one step", ge=1)
+    team: int = setting(
+        1, "workers that share out the noisy copies of the same images; divides the workers", ge=1
+    )
     attack_bn: str = setting(
         "eval", "mode of batch normalisation during the attack", choices=("eval", "train")
     )

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dat.attacks import PGD
-from dat.comm import Exchange, WorkerError, World
+from dat.comm import Exchange, Team, WorkerError, World
 from dat.data import ImageData, Plan
 from dat.models import build_model
 from dat.objectives import Adversarial
@@ -94,13 +94,14 @@ def attack_is_silent(world: World) -> Any:
             attack=PGD(steps=steps),
             objective=Adversarial(),
             exchange=(exchange := Exchange(build_model("cnn", 4, width=4), world)),
+            team=Team(world),
             optimizer=LAMB()(exchange.module),
         )
         exchange.ledger.close()
         steps_sent = 0
         for step in range(plan.steps):
             steps_sent += dat_step(worker, 0, step).traffic.sent
-            drawn |= set(worker.draw(0, step)[2].tolist())
+            drawn |= set(worker.draw(0, step).draws.index.tolist())
         sent.append(steps_sent)
     return {"sent": sent, "drawn": sorted(drawn)}
 

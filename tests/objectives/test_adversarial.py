@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from dat.attacks import PGD
 from dat.fields import SettingError
-from dat.objectives import Adversarial
+from dat.objectives import Adversarial, Batch
 from dat.threat import ThreatModel
 
 CLASSES = 5
@@ -43,13 +43,17 @@ def test_loss_is_lambda_times_clean_plus_adversarial(weight: float, smoothing: f
     model, (x, x_adv, y) = net(), batch()
     objective = Adversarial(clean_weight=weight, label_smoothing=smoothing)
     expected = weight * by_hand(model(x), y, smoothing) + by_hand(model(x_adv), y, smoothing)
-    torch.testing.assert_close(objective.loss(model, x, x_adv, y).loss, expected)
+    torch.testing.assert_close(objective.loss(model, Batch.of(x, y), x_adv).loss, expected)
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 def test_label_smoothing_is_that_of_torch(weight: float) -> None:
     model, (x, x_adv, y) = net(), batch()
-    found = Adversarial(clean_weight=weight, label_smoothing=0.3).loss(model, x, x_adv, y).loss
+    found = (
+        Adversarial(clean_weight=weight, label_smoothing=0.3)
+        .loss(model, Batch.of(x, y), x_adv)
+        .loss
+    )
     clean, adversarial = (
         F.cross_entropy(model(images), y, label_smoothing=0.3) for images in (x, x_adv)
     )
@@ -63,23 +67,23 @@ def test_without_a_perturbation_it_is_one_plus_lambda_cross_entropies(
 ) -> None:
     model, (x, _, y) = net(), batch()
     objective = Adversarial(clean_weight=weight, label_smoothing=smoothing)
-    x_adv = PGD(steps=2)(objective.phi(model, x, y), x, ThreatModel(eps=0))
+    x_adv = PGD(steps=2)(objective.phi(model, Batch.of(x, y)), x, ThreatModel(eps=0))
     expected = (1 + weight) * by_hand(model(x), y, smoothing)
-    torch.testing.assert_close(objective.loss(model, x, x_adv, y).loss, expected)
+    torch.testing.assert_close(objective.loss(model, Batch.of(x, y), x_adv).loss, expected)
 
 
 def test_without_a_clean_weight_the_clean_images_are_ignored() -> None:
     model, (x, x_adv, y) = net(), batch()
     nothing = torch.full_like(x, torch.nan)
-    found = Adversarial().loss(model, nothing, x_adv, y)
-    torch.testing.assert_close(found.loss, Adversarial().loss(model, x, x_adv, y).loss)
-    assert Adversarial(clean_weight=1).loss(model, nothing, x_adv, y).loss.isnan().all()
+    found = Adversarial().loss(model, Batch.of(nothing, y), x_adv)
+    torch.testing.assert_close(found.loss, Adversarial().loss(model, Batch.of(x, y), x_adv).loss)
+    assert Adversarial(clean_weight=1).loss(model, Batch.of(nothing, y), x_adv).loss.isnan().all()
 
 
 def test_phi_is_the_plain_cross_entropy() -> None:
     """Smoothing is of the outer loss alone; the attack is after the true label."""
     model, (x, x_adv, y) = net(), batch()
-    phi = Adversarial(clean_weight=3, label_smoothing=0.5).phi(model, x, y)
+    phi = Adversarial(clean_weight=3, label_smoothing=0.5).phi(model, Batch.of(x, y))
     torch.testing.assert_close(phi(x_adv), by_hand(model(x_adv), y))
 
 

@@ -27,6 +27,7 @@ from dat.comm.quantizer import (
     quantizer_name,
 )
 from dat.comm.reducer import Reducer
+from dat.comm.team import Team, check_team
 from dat.comm.world import LostWorker, WorkerError, World
 
 __all__ = [
@@ -47,10 +48,12 @@ __all__ = [
     "Reducer",
     "Ring",
     "Server",
+    "Team",
     "Traffic",
     "WholeVector",
     "WorkerError",
     "World",
+    "check_team",
     "choose",
     "protocol_name",
     "quantizer_name",

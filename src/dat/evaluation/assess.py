@@ -120,7 +120,6 @@ def assess(
 
 
 def _journal(folder: Path, it: Suite, surveyor: Surveyor, answers: Tensor) -> Journal:
-    world = surveyor.world
     about: dict[str, Any] = {
         "suite": it.name,
         "rounds": [f"{turn.name}: {turn.attack!r}" for turn in it.rounds],
@@ -131,8 +130,5 @@ def _journal(folder: Path, it: Suite, surveyor: Surveyor, answers: Tensor) -> Jo
     } | fingerprint(surveyor.model, surveyor.data, answers)
     key = hashlib.blake2b(json.dumps(about).encode(), digest_size=4).hexdigest()
     journal = Journal(folder / f"{it.name}-{key}", about)
-    world.together(lambda: journal.open() if world.first else None)
-    seen = world.gather(torch.tensor(int(journal.listing(), 16)))
-    if (seen != seen[0]).any():
-        raise ValueError(f"{folder}: not the same for all workers; choose a folder that they share")
+    journal.shared(surveyor.world)
     return journal

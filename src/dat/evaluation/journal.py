@@ -11,6 +11,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from dat.comm import World
 from dat.data import ImageData
 from dat.files import partial, write_whole
 
@@ -47,7 +49,15 @@ class Part(NamedTuple):
     """Of those that fell."""
 
 
-class Journal:
+class Kept(NamedTuple):
+    """A file of a notebook."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    notes: dict[str, str]
+
+
+class Notebook:
     """A folder that fills up while an evaluation runs."""
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
@@ -82,13 +92,47 @@ class Journal:
         names += [ABOUT] * (self.folder / ABOUT).exists()
         return hashlib.blake2b("/".join(names).encode(), digest_size=7).hexdigest()
 
+    def shared(self, world: World) -> None:
+        """Open it for all workers, which must all see the same folder."""
+        world.together(lambda: self.open() if world.first else None)
+        seen = world.gather(torch.tensor(int(self.listing(), 16)))
+        if (seen != seen[0]).any():
+            raise ValueError(
+                f"{self.folder}: not the same for all workers; choose a folder that they share"
+            )
+
+    def keep(self, kind: str, tensors: dict[str, Tensor], notes: dict[str, str]) -> None:
+        """One more file, whole from the start."""
+        name = f"{kind}-{uuid.uuid4().hex}.safetensors"
+        write_whole(self.folder / name, save(tensors, notes))
+
+    def kept(self) -> Iterator[Kept]:
+        """What is there, kind by kind."""
+        for path in sorted(self.folder.glob("*.safetensors")):
+            with telling(path), safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                kept = Kept(path, tensors, file.metadata() or {})
+            yield kept
+
+
+@contextmanager
+def telling(path: Path) -> Iterator[None]:
+    """Whatever is wrong inside is wrong with that file."""
+    try:
+        yield
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: not a part of an evaluation ({error})") from None
+
+
+class Journal(Notebook):
+    """The rounds of a suite of attacks, batch by batch."""
+
     def write(self, part: Part) -> None:
         tensors = {"rows": part.rows, "fell": part.fell.to(torch.uint8)}
         if part.examples is not None:
             tensors["examples"] = part.examples
-        name = f"{part.round:03d}-{uuid.uuid4().hex}.safetensors"
         cost = {name: repr(value) for name, value in part.cost._asdict().items()}
-        write_whole(self.folder / name, save(tensors, cost))
+        self.keep(f"{part.round:03d}", tensors, cost)
 
     def conclude(self, fell: dict[str, list[int]]) -> None:
         """Leave the verdicts in a form that people can read: which images fell to what."""
@@ -96,22 +140,18 @@ class Journal:
 
     def read(self) -> Iterator[Part]:
         """What is there, round by round."""
-        for path in sorted(self.folder.glob("*.safetensors")):
-            try:
-                with safe_open(path, framework="pt") as file:
-                    parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                    said = file.metadata()
-                yield Part(
+        for path, tensors, said in self.kept():
+            with telling(path):
+                part = Part(
                     round=int(path.name.partition("-")[0]),
-                    rows=parts["rows"],
-                    fell=parts["fell"].bool(),
+                    rows=tensors["rows"],
+                    fell=tensors["fell"].bool(),
                     cost=Cost(
                         float(said["seconds"]), int(said["forwards"]), int(said["backwards"])
                     ),
-                    examples=parts.get("examples"),
+                    examples=tensors.get("examples"),
                 )
-            except (SafetensorError, KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{path}: not a part of an evaluation ({error})") from None
+            yield part
 
 
 def fingerprint(model: nn.Module, data: ImageData, answers: Tensor) -> dict[str, str]:

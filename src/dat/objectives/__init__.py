@@ -5,10 +5,24 @@ To add one: a file here, a line below.
 """
 
 from dat.objectives.adversarial import Adversarial
-from dat.objectives.base import Objective, Outcome
+from dat.objectives.base import Batch, Objective, Outcome, Team
+from dat.objectives.smooth import Noisy, Smooth
+from dat.objectives.stability import Stability
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "at": Adversarial,
+    "smooth": Smooth,
+    "stability": Stability,
 }
 
-__all__ = ["OBJECTIVES", "Adversarial", "Objective", "Outcome"]
+__all__ = [
+    "OBJECTIVES",
+    "Adversarial",
+    "Batch",
+    "Noisy",
+    "Objective",
+    "Outcome",
+    "Smooth",
+    "Stability",
+    "Team",
+]

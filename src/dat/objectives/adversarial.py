@@ -10,7 +10,7 @@ from torch import Tensor
 from dat.attacks import Loss, Victim
 from dat.fields import setting
 from dat.losses import cross_entropy
-from dat.objectives.base import Network, Objective, Outcome
+from dat.objectives.base import Batch, Network, Objective, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +22,15 @@ class Adversarial(Objective):
         0.0, "share of the label given to all classes in the outer loss", ge=0, lt=1
     )
 
-    def phi(self, model: Network, x: Tensor, y: Tensor) -> Loss:
-        return Victim(model, y)  # its loss is the cross-entropy
+    def phi(self, model: Network, batch: Batch) -> Loss:
+        return Victim(model, batch.y)  # its loss is the cross-entropy
 
-    def loss(self, model: Network, x: Tensor, x_adv: Tensor, y: Tensor) -> Outcome:
+    def loss(self, model: Network, batch: Batch, x_adv: Tensor) -> Outcome:
+        y = batch.y
         if self.clean_weight == 0:
             logits = model(x_adv)
             return Outcome(cross_entropy(logits, y, smoothing=self.label_smoothing), logits)
-        clean, adversarial = model(torch.cat((x, x_adv))).chunk(2)
+        clean, adversarial = model(torch.cat((batch.x, x_adv))).chunk(2)
         loss = self.clean_weight * cross_entropy(clean, y, smoothing=self.label_smoothing)
         loss = loss + cross_entropy(adversarial, y, smoothing=self.label_smoothing)
         return Outcome(loss, adversarial)

@@ -4,23 +4,91 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from dat.attacks import Loss
-from dat.fields import Settings
+from dat.fields import SettingError, Settings
+from dat.rng import Draws
 
 Network = Callable[[Tensor], Tensor]
 """Images in [0, 1] to logits: a module, or a module whose gradients are exchanged."""
+
+
+class Team(Protocol):
+    """Workers that have the same images and share out what is to be done with each."""
+
+    @property
+    def size(self) -> int: ...
+
+    def share(self, count: int) -> range:
+        """Which of `count` things are this worker's."""
+
+    def spread(self, x: Tensor) -> Tensor:
+        """`x` itself; its gradient is summed over the team."""
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum of the team's values; each worker's gradient is that of its own."""
+
+    def logsumexp(self, values: Tensor) -> Tensor:
+        """log of the sum of exp over the team's values, with gradients as above."""
+
+
+class Alone:
+    """A team of one."""
+
+    size = 1
+
+    def share(self, count: int) -> range:
+        return range(count)
+
+    def spread(self, x: Tensor) -> Tensor:
+        return x
+
+    def total(self, values: Tensor) -> Tensor:
+        return values
+
+    def logsumexp(self, values: Tensor) -> Tensor:
+        return values
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images, labels, and the random streams that an objective draws from."""
+
+    x: Tensor
+    y: Tensor
+    draws: Draws
+    team: Team = field(default_factory=Alone)
+    _noise: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, seed: int = 0) -> Batch:
+        """Samples numbered 0, 1, ..."""
+        index = torch.arange(len(x), device=x.device)
+        return cls(x, y, Draws.of(seed, "objective", index=index))
+
+    def pick(self, rows: Tensor) -> Batch:
+        """Some of the samples, with their own streams."""
+        return Batch(self.x[rows], self.y[rows], self.draws.pick(rows), self.team)
+
+    def noise(self, copy: int) -> Tensor:
+        """Standard normal noise for the copy of that number of every image. It is drawn once: the
+        attack and the update that follows see the same."""
+        if copy not in self._noise:
+            streams = self.draws.fork("copy", copy)
+            self._noise[copy] = streams.normal(self.x.shape, self.x.dtype)
+        return self._noise[copy]
 
 
 class Outcome(NamedTuple):
     """What a batch came to."""
 
     loss: Tensor
-    """The objective of each sample."""
+    """The objective of each sample; of a team, each worker's share of it."""
     logits: Tensor
     """The logits of each adversarial example."""
 
@@ -29,11 +97,23 @@ class Outcome(NamedTuple):
 class Objective(Settings, ABC):
     """One choice of loss, phi and lambda."""
 
-    @abstractmethod
-    def phi(self, model: Network, x: Tensor, y: Tensor) -> Loss:
-        """What the inner oracle ascends at x, as a function of the adversarial images."""
+    def check_team(self, size: int) -> None:
+        """Refuse a team that cannot share out the work on an image."""
+        if size > 1:
+            raise SettingError(
+                f"train.team = {size}: only noisy copies of an image can be shared out "
+                "(objective.name smooth, stability); use 1"
+            )
 
     @abstractmethod
-    def loss(self, model: Network, x: Tensor, x_adv: Tensor, y: Tensor) -> Outcome:
+    def phi(self, model: Network, batch: Batch) -> Loss:
+        """What the inner oracle ascends at the batch, as a function of the adversarial images."""
+
+    @abstractmethod
+    def loss(self, model: Network, batch: Batch, x_adv: Tensor) -> Outcome:
         """lambda * loss(x) + phi(x_adv), per sample. It calls `model` once: two forwards before one
         backward would break batch normalisation under DDP, and one larger forward is faster."""
+
+    def deployed(self, model: nn.Module) -> nn.Module:
+        """What is to be measured: the model as it will be used."""
+        return model

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dat.attacks import Attack, attack_mode
-from dat.comm import Exchange, Traffic
+from dat.comm import Exchange, Team, Traffic
 from dat.data import ImageData, Plan, augment
-from dat.objectives import Objective, Outcome
+from dat.objectives import Batch, Objective, Outcome
 from dat.rng import Draws
 from dat.threat import ThreatModel
 
@@ -54,37 +54,42 @@ class Worker:
     attack: Attack
     objective: Objective
     exchange: Exchange
+    team: Team
+    """Who has the same images."""
     optimizer: torch.optim.Optimizer
     seed: int = 0
     augmentation: str = "none"
     attack_bn: str = "eval"
 
-    def draw(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The worker's share of a global batch: images, labels, sample numbers."""
-        index = self.plan.draw(epoch, step, self.exchange.world.rank)
+    def draw(self, epoch: int, step: int) -> Batch:
+        """The worker's share of a global batch."""
+        index = self.plan.draw(epoch, step, self.team.number)
         rows = torch.searchsorted(self.owned, index)
         x, y = self.data.batch(rows, self.exchange.world.device)
         index = index.to(x.device)
         streams = Draws.of(self.seed, "augment", epoch, step, index=index)
-        return augment(x, self.augmentation, streams), y, index
+        draws = Draws.of(self.seed, "objective", epoch, step, index=index)
+        return Batch(augment(x, self.augmentation, streams), y, draws, self.team)
 
 
 def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
     """Algorithm A1, steps 4 to 12."""
-    model, exchange, objective = worker.exchange.module, worker.exchange, worker.objective
+    exchange, objective, team = worker.exchange, worker.objective, worker.team
+    model = exchange.module
 
     # Step 4: draw a batch from the worker's own data.
-    x, y, index = worker.draw(epoch, step)
+    batch = worker.draw(epoch, step)
 
     # Step 5, eq. (A1): attack each sample. On the bare module, so nothing is communicated.
-    with attack_mode(model, worker.attack_bn):
-        streams = Draws.of(worker.seed, "attack", epoch, step, index=index)
-        x_adv = worker.attack(objective.phi(model, x, y), x, worker.threat, streams)
+    with attack_mode(model, worker.attack_bn), team.one_batch(model):
+        streams = Draws.of(worker.seed, "attack", epoch, step, index=batch.draws.index)
+        x_adv = worker.attack(objective.phi(model, batch), batch.x, worker.threat, streams)
 
     # Step 6, eq. (A2): the local share of the gradient of lambda * loss + phi.
     worker.optimizer.zero_grad()
-    outcome = objective.loss(exchange, x, x_adv, y)
-    settle = exchange.share(_notes(outcome, y))
+    with team.one_batch(model):
+        outcome = objective.loss(exchange, batch, x_adv)
+    settle = exchange.share(_notes(outcome, batch))
 
     # Steps 7 to 10, eq. (A3): each bucket of the gradient is quantized, summed over the workers and
     # quantized again, as the protocol has it, while the backward goes on.
@@ -98,9 +103,11 @@ def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
     return StepReport(loss, accuracy, exchange.ledger.close())
 
 
-def _notes(outcome: Outcome, y: Tensor) -> Tensor:
-    right = (outcome.logits.argmax(1) == y).sum()
-    return torch.stack((outcome.loss.sum(), right, torch.tensor(len(y), device=y.device)))
+def _notes(outcome: Outcome, batch: Batch) -> Tensor:
+    """Summed loss, right answers, and images; of the two that a team has in common, a share."""
+    y, share = batch.y, 1 / batch.team.size
+    right = (outcome.logits.argmax(1) == y).sum() * share
+    return torch.stack((outcome.loss.sum(), right, torch.tensor(len(y) * share, device=y.device)))
 
 
 def _sum_up(notes: Tensor, epoch: int, step: int) -> tuple[float, float]:

@@ -12,7 +12,17 @@ import torch
 from torch import nn
 
 from dat.attacks import PGD, Attack
-from dat.comm import Buckets, Default, Exchange, Protocol, Quantizer, Traffic, World
+from dat.comm import (
+    Buckets,
+    Default,
+    Exchange,
+    Protocol,
+    Quantizer,
+    Team,
+    Traffic,
+    World,
+    check_team,
+)
 from dat.data import ImageData, Plan
 from dat.evaluation import Accuracy, evaluate
 from dat.objectives import Adversarial, Objective
@@ -77,6 +87,8 @@ class Trainer:
     epochs: int = 30
     batch: int = 256
     """The global batch, over all workers."""
+    team: int = 1
+    """Workers that have the same images and share out an image's noisy copies."""
     parts: int | None = None
     """How many parts the data is split into; none: `dat.data.default_parts`."""
     augmentation: str = "none"
@@ -102,15 +114,17 @@ class Trainer:
         if self.select_by not in ("ra", "ta"):
             raise ValueError(f"select_by = {self.select_by!r}: must be 'ra' or 'ta'")
         self.protocol.check(self.quantizer, self.world.size)
+        check_team(self.world.size, self.team)
+        self.objective.check_team(self.team)
         self.model.to(self.world.device)
         self.plan = Plan(
             len(self.data),
             self.batch,
             parts=self.parts,
-            workers=self.world.size,
+            workers=self.world.size // self.team,
             seed=self.seed,
         )
-        self._owned = self.plan.owned(self.world.rank)
+        self._owned = self.plan.owned(self.world.rank // self.team)
         self.data = self.data.take(self._owned)
         if isinstance(self.optimizer, OuterOracle):
             self._minimiser = self.optimizer(self.model, batch=self.batch)
@@ -147,6 +161,7 @@ class Trainer:
             attack=self.attack,
             objective=self.objective,
             exchange=exchange,
+            team=Team(self.world, self.team, exchange.ledger),
             optimizer=self._minimiser,
             seed=self.seed,
             augmentation=self.augmentation,
@@ -247,7 +262,7 @@ class Trainer:
         if self.holdout is None:
             return None
         return evaluate(
-            model,
+            self.objective.deployed(model),
             self.holdout,
             threat=self.threat,
             attack=self.selection,

@@ -1,0 +1,36 @@
+"""PREDICT of Cohen et al. 2019: the smoothed classifier's answer, or none."""
+
+from __future__ import annotations
+
+import torch
+from scipy.stats import binomtest
+from torch import Tensor, nn
+
+from dat.certify.certify import prepare
+from dat.certify.sampler import ABSTAIN, Asked
+from dat.data import ImageData
+from dat.evaluation.accuracy import world_of
+
+
+def predict(
+    model: nn.Module,
+    x: Tensor,
+    *,
+    sigma: float,
+    n: int = 1000,
+    alpha: float = 0.001,
+    batch: int | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """The class of each image, which is the smoothed classifier's with a chance of at least
+    1 - alpha, or -1 where the two likeliest are too close to tell (Hung & Fithian 2019)."""
+    data = ImageData.of(x.detach().cpu(), torch.zeros(len(x), dtype=torch.int64))
+    world = world_of(model)
+    sampler, _ = prepare(model, data, world, sigma=sigma, alpha=alpha, n=n, batch=batch, seed=seed)
+    answers = []
+    for row in range(len(data)):
+        counts = sampler.count("predict", [Asked(row, 0, n)])[0]
+        (first, second), classes = (part.tolist() for part in counts.topk(2))
+        tie = first == 0 or binomtest(first, first + second, 0.5).pvalue > alpha
+        answers.append(ABSTAIN if tie else classes[0])
+    return torch.tensor(answers, device=x.device)

@@ -1,0 +1,43 @@
+"""The smoothed classifier: a network's answer is put to the vote of noisy copies of the image."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dat.rng import generator
+
+
+class Smoothed(nn.Module):
+    """log of the mean softmax over `copies` noisy copies: what a smoothed classifier answers, as
+    something that can be attacked (Salman et al. 2019).
+
+    All images meet the same noise, and every time, so that an answer depends on the image alone and
+    the gradients are those of what was answered. A certificate needs fresh noise: see `certify`.
+    """
+
+    def __init__(self, network: nn.Module, *, sigma: float, copies: int = 8, seed: int = 0) -> None:
+        super().__init__()
+        if not sigma > 0 or copies < 1:
+            raise ValueError(f"sigma = {sigma}, copies = {copies}: must be above 0")
+        self.network, self.sigma, self.copies, self.seed = network, sigma, copies, seed
+        self._noise: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        each = [self.network(x + noise) for noise in self._drawn(x)]
+        votes = torch.stack([functional.log_softmax(logits, dim=1) for logits in each])
+        return votes.logsumexp(0) - math.log(self.copies)
+
+    def _drawn(self, x: Tensor) -> Tensor:
+        noise = self._noise
+        if noise is None or noise.shape[1:] != x.shape[1:]:
+            random = generator(self.seed, "smoothed")
+            noise = torch.randn((self.copies, *x.shape[1:]), generator=random) * self.sigma
+        self._noise = noise.to(x)
+        return self._noise
+
+    def extra_repr(self) -> str:
+        return f"sigma={self.sigma}, copies={self.copies}, seed={self.seed}"
