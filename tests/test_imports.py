@@ -19,7 +19,7 @@ LOWEST = {"fields", "files", "imports", "rng"}
 APART = {"optim", "comm", "models", "data"}
 """They know the lowest rooms, and nothing of one another."""
 COMPONENTS = ["threat losses smoothing", "attacks", "objectives"]
-JOBS = ["evaluation", "certify", "train", "report"]
+JOBS = ["evaluation", "certification", "train", "report"]
 TOP = ["bench", "build", "arguments", "measure", "recipes", "cli", "__main__"]
 """In each list, a room knows the lists and the rooms before its own."""
 

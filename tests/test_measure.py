@@ -35,7 +35,7 @@ def test_a_run_brings_its_config_and_its_weights(run: Path) -> None:
     assert subject.name == str(run)
     assert subject.config.threat.eps == 0.2
     assert subject.weights == run / "best.safetensors"
-    assert subject.folder == run / "evaluations"
+    assert subject.folder("evaluations") == run / "evaluations"
     edited = Subject.of_run(run, "ema-last", {"threat": {"eps": "1/10"}})
     assert edited.weights == run / "ema-last.safetensors"
     assert edited.config.threat.eps == 0.1
@@ -48,7 +48,7 @@ def test_a_runs_network_comes_with_its_normalisation(run: Path, digits: Splits) 
     with pytest.raises(ValueError, match=r"best\.safetensors: no such weights"):
         subject.make(digits)
     made = Subject.of_run(run, edits={"seed": 5}).config
-    other = Subject("other", made, None, True, None).make(digits)
+    other = Subject("other", made, None, True).make(digits)
     assert isinstance(other.get_submodule("normalize"), Normalize)
     save_weights(other, run / "best.safetensors")
     again = subject.make(digits)
@@ -58,7 +58,7 @@ def test_a_runs_network_comes_with_its_normalisation(run: Path, digits: Splits) 
 
 def test_anybodys_model_is_taken_as_it_is(digits: Splits) -> None:
     subject = Subject.of_model("cnn", None, "digits", {"model": {"width": "3"}, "seed": "1"})
-    assert (subject.name, subject.config.seed, subject.folder) == (
+    assert (subject.name, subject.config.seed, subject.folder("evaluations")) == (
         "cnn",
         1,
         Path("evaluations/cnn"),
@@ -68,7 +68,7 @@ def test_anybodys_model_is_taken_as_it_is(digits: Splits) -> None:
     first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
     assert (first.in_channels, first.out_channels) == (1, 3)
     named = Subject.of_model("nets.small:Net", Path("w"), "my.npz")
-    assert (named.name, named.folder) == ("Net", Path("evaluations/Net"))
+    assert (named.name, named.folder("evaluations")) == ("Net", Path("evaluations/Net"))
     assert (named.config.data.name, named.weights) == ("my.npz", Path("w"))
 
 

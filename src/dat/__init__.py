@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Victim,
         attack_mode,
     )
+    from dat.certification import Certified, certify, predict
     from dat.comm import (
         Auto,
         Buckets,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
         sweep,
     )
     from dat.models import Normalize, build_model, fold, normalized
-    from dat.objectives import Adversarial, Objective
+    from dat.objectives import Adversarial, Batch, Objective, Smooth, Stability
     from dat.optim import (
         EMA,
         LALR,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
         Piecewise,
     )
     from dat.report import Progress
+    from dat.smoothing import Smoothed
     from dat.threat import ThreatModel
     from dat.train import RunFolder, Trainer, load_weights, save_weights
 
@@ -79,6 +81,7 @@ _ROOMS = {
         "Victim",
         "attack_mode",
     ),
+    "certification": ("Certified", "certify", "predict"),
     "comm": (
         "Auto",
         "Buckets",
@@ -105,7 +108,7 @@ _ROOMS = {
         "sweep",
     ),
     "models": ("Normalize", "build_model", "fold", "normalized"),
-    "objectives": ("Adversarial", "Objective"),
+    "objectives": ("Adversarial", "Batch", "Objective", "Smooth", "Stability"),
     "optim": (
         "EMA",
         "LALR",
@@ -119,6 +122,7 @@ _ROOMS = {
         "Piecewise",
     ),
     "report": ("Progress",),
+    "smoothing": ("Smoothed",),
     "threat": ("ThreatModel",),
     "train": ("RunFolder", "Trainer", "load_weights", "save_weights"),
 }
@@ -141,7 +145,9 @@ __all__ = [
     "Attack",
     "Auto",
     "AutoAttacked",
+    "Batch",
     "Buckets",
+    "Certified",
     "Chunked",
     "Constant",
     "Cosine",
@@ -161,7 +167,10 @@ __all__ = [
     "RunConfig",
     "RunFolder",
     "Server",
+    "Smooth",
+    "Smoothed",
     "Square",
+    "Stability",
     "TargetedAPGD",
     "ThreatModel",
     "Trainer",
@@ -172,10 +181,12 @@ __all__ = [
     "attack_mode",
     "autoattack",
     "build_model",
+    "certify",
     "evaluate",
     "fold",
     "load_weights",
     "normalized",
+    "predict",
     "save_weights",
     "sweep",
 ]

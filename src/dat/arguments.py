@@ -83,6 +83,18 @@ def _parser() -> argparse.ArgumentParser:
             "  dat sweep runs/digits --eps 0,0.1,0.2,0.3 --attack cw-50 --workers 2",
         )
     )
+    _certify_arguments(
+        add(
+            "certify",
+            "prove robustness: certified accuracy (CA) of a smoothed classifier",
+            "  dat certify runs/smooth --radii 0.05,0.1,0.15,0.2,0.3 --workers 2\n"
+            "  dat certify runs/smooth --fixed --images 100 --plot ca.png\n"
+            "  dat certify --model mynets.small:Net --weights net.pt --data images.npz "
+            "--sigma 0.25 \\\n      --radii 0.25,0.5\n"
+            "With --radii only whether each radius is reached is asked, which takes far fewer\n"
+            "samples. A certification that was interrupted goes on when it is started again.",
+        )
+    )
     compare = add(
         "compare",
         "show finished runs side by side",
@@ -181,11 +193,7 @@ def _evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
         "apgd-dlr, apgd-margin, apgd-t, fab-t, square, autoattack, autoattack-rand; several with "
         "commas (the run's own)",
     )
-    evaluate.add_argument(
-        "--weights", metavar="W", help=f"{', '.join(WEIGHTS)}, or a file (a run's best)"
-    )
-    evaluate.add_argument("--model", metavar="M:F", help="instead of a run: package.module:factory")
-    evaluate.add_argument("--data", metavar="NAME", help="a set, an .npz file, or package.module:f")
+    _subject_arguments(evaluate)
     _images_argument(evaluate)
     _workers_argument(evaluate)
     evaluate.add_argument(
@@ -213,6 +221,48 @@ def _sweep_arguments(sweep: argparse.ArgumentParser) -> None:
     _images_argument(sweep)
     _workers_argument(sweep)
     sweep.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _certify_arguments(certify: argparse.ArgumentParser) -> None:
+    certify.add_argument(
+        "mixed", nargs="*", metavar="RUN|key=value", help="a run's folder; settings"
+    )
+    certify.add_argument(
+        "--sigma", type=float, help="standard deviation of the noise (the run's objective.sigma)"
+    )
+    certify.add_argument(
+        "--radii", type=_numbers, default=(), metavar="LIST", help="e.g. 0.05,0.1,0.15,0.2"
+    )
+    certify.add_argument(
+        "--fixed", action="store_true", help="the whole radius, from n samples for every image"
+    )
+    certify.add_argument("--n", type=_count, default=100_000, help="samples at most (1e5)")
+    certify.add_argument("--n0", type=_count, default=100, help="samples to choose the class (100)")
+    certify.add_argument(
+        "--alpha", type=float, default=0.001, help="chance of a false claim, for an image (0.001)"
+    )
+    certify.add_argument(
+        "--batch", type=_positive, metavar="B", help="samples at a time (the fastest, measured)"
+    )
+    _subject_arguments(certify)
+    _images_argument(certify)
+    _workers_argument(certify)
+    certify.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where certificates are kept, one line an image; none keeps nothing "
+        "(RUN/certificates)",
+    )
+    certify.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
+    certify.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _subject_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--weights", metavar="W", help=f"{', '.join(WEIGHTS)}, or a file (a run's best)"
+    )
+    parser.add_argument("--model", metavar="M:F", help="instead of a run: package.module:factory")
+    parser.add_argument("--data", metavar="NAME", help="a set, an .npz file, or package.module:f")
 
 
 def _images_argument(parser: argparse.ArgumentParser) -> None:
@@ -250,6 +300,13 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _counts(text: str) -> tuple[int, ...]:
     return tuple(map(_positive, _words(text)))
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, _words(text)))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be numbers, with commas") from None
 
 
 def _count(text: str) -> int:

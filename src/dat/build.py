@@ -19,6 +19,7 @@ from dat.data import ImageData, Splits, load, split_holdout
 from dat.evaluation import Assessment, assess
 from dat.evaluation.suites import AUTOATTACK, CLEAN, suite
 from dat.models import build_model, normalized
+from dat.objectives import Noisy, Smooth
 from dat.optim import LSGD, SGD
 from dat.report import Progress
 from dat.train import EpochRecord, RunFolder, Trainer
@@ -170,6 +171,8 @@ def read_result(run: Path) -> dict[str, Any]:
 
 def method_name(config: RunConfig, workers: int) -> str:
     """What the paper would call this: AT, Fast AT, DAT-PGD, DAT-FGSM w/o LALR, DAT-LSGD, ..."""
+    if isinstance(config.objective, Noisy):
+        return _noisy_name(config, workers)
     if isinstance(config.attack, NoAttack):
         return "Standard"
     if workers == 1:
@@ -180,12 +183,22 @@ def method_name(config: RunConfig, workers: int) -> str:
     return f"DAT-{oracle}{' w/o LALR' if isinstance(config.optimizer, SGD) else ''}"
 
 
+def _noisy_name(config: RunConfig, workers: int) -> str:
+    assert isinstance(config.objective, Noisy)
+    copies = f"N = {config.objective.copies}"
+    if not isinstance(config.objective, Smooth):
+        return f"Stability ({copies})"
+    if isinstance(config.attack, NoAttack):
+        return f"Gaussian ({copies})"
+    return f"Smooth-{'AT' if workers == 1 else 'DAT'} ({copies})"
+
+
 def accuracy_of(
     config: RunConfig, model: nn.Module, test: ImageData, world: World, **options: Any
 ) -> Assessment:
-    """Measure a model as the config says."""
+    """Measure a model, as it will be used, as the config says."""
     return assess(
-        model,
+        config.objective.deployed(model),
         first_images(test, config.evaluate.images),
         config.evaluate.attacks,
         threat=config.threat,

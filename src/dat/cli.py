@@ -8,7 +8,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -84,12 +83,12 @@ def _train(arguments: argparse.Namespace, words: list[str]) -> int:
 def _evaluate(arguments: argparse.Namespace, words: list[str]) -> int:
     from dat.config import parse_edits
 
-    settings = list(arguments.settings)
+    settings = _settings(arguments)
     settings += [f"evaluate.attacks={arguments.attacks}"] if arguments.attacks else []
-    settings += [f"evaluate.images={arguments.images}"] if arguments.images else []
-    if arguments.data and not arguments.model:
-        settings.append(f"data.name={arguments.data}")
     subject = _subject(arguments, parse_edits(settings))
+    folder = _kept_in(arguments, subject, "evaluations")
+    if arguments.examples and folder is None:
+        raise ValueError("--examples: needs a folder to keep them in, not --out none")
     if _starts_workers(arguments):
         return launch(arguments.workers, words)
     from dat.measure import measure
@@ -97,6 +96,7 @@ def _evaluate(arguments: argparse.Namespace, words: list[str]) -> int:
 
     found = measure(
         subject,
+        folder,
         check=not arguments.no_checks,
         keep=arguments.examples,
         quiet=arguments.quiet,
@@ -104,6 +104,45 @@ def _evaluate(arguments: argparse.Namespace, words: list[str]) -> int:
     if found is not None:
         show_measured(found, as_json=arguments.json)
     return 0
+
+
+def _certify(arguments: argparse.Namespace, words: list[str]) -> int:
+    from dat.config import parse_edits
+    from dat.measure import Certification, certify_subject, own_sigma
+    from dat.report import check_picture, show_certified
+
+    subject = _subject(arguments, parse_edits(_settings(arguments)))
+    sigma = arguments.sigma if arguments.sigma is not None else own_sigma(subject)
+    if sigma is None:
+        raise ValueError("--sigma: this model was not trained with noise; say how much, e.g. 0.25")
+    asked = Certification(
+        sigma=sigma,
+        seed=subject.config.seed,
+        radii=arguments.radii,
+        fixed=arguments.fixed,
+        n0=arguments.n0,
+        n=arguments.n,
+        alpha=arguments.alpha,
+        batch=arguments.batch,
+    )
+    if arguments.plot:
+        check_picture(arguments.plot)
+    if _starts_workers(arguments):
+        return launch(arguments.workers, words)
+    folder = _kept_in(arguments, subject, "certificates")
+    found = certify_subject(subject, asked, folder, quiet=arguments.quiet)
+    if found is not None:
+        show_certified(found, as_json=arguments.json, plot=arguments.plot)
+    return 0
+
+
+def _settings(arguments: argparse.Namespace) -> list[str]:
+    """Settings as they were given, and those that have an option of their own."""
+    settings = list(arguments.settings)
+    settings += [f"evaluate.images={arguments.images}"] if arguments.images else []
+    if arguments.data and not arguments.model:
+        settings.append(f"data.name={arguments.data}")
+    return settings
 
 
 def _subject(arguments: argparse.Namespace, edits: dict[str, Any]) -> Subject:
@@ -116,17 +155,17 @@ def _subject(arguments: argparse.Namespace, edits: dict[str, Any]) -> Subject:
         if not arguments.data:
             raise ValueError("--model: also needs --data, the images to measure it on")
         weights = Path(arguments.weights) if arguments.weights else None
-        subject = Subject.of_model(arguments.model, weights, arguments.data, edits)
-    else:
-        if len(arguments.runs) != 1:
-            raise ValueError("give the folder of one run, or --model, --weights and --data")
-        subject = Subject.of_run(arguments.runs[0], arguments.weights or "best", edits)
-    if arguments.out:
-        folder = None if arguments.out == "none" else Path(arguments.out)
-        subject = replace(subject, folder=folder)
-    if arguments.examples and subject.folder is None:
-        raise ValueError("--examples: needs a folder to keep them in, not --out none")
-    return subject
+        return Subject.of_model(arguments.model, weights, arguments.data, edits)
+    if len(arguments.runs) != 1:
+        raise ValueError("give the folder of one run, or --model, --weights and --data")
+    return Subject.of_run(arguments.runs[0], arguments.weights or "best", edits)
+
+
+def _kept_in(arguments: argparse.Namespace, subject: Subject, kind: str) -> Path | None:
+    """The folder for what is found; none if nothing is to be kept."""
+    if arguments.out == "none":
+        return None
+    return Path(arguments.out) if arguments.out else subject.folder(kind)
 
 
 def _sweep(arguments: argparse.Namespace, words: list[str]) -> int:
@@ -296,6 +335,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "train": _train,
     "evaluate": _evaluate,
     "sweep": _sweep,
+    "certify": _certify,
     "compare": _compare,
     "recipes": _recipes,
     "config": _config,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from dat.build import (
     make_world,
     read_run,
 )
+from dat.certification import Certified, certify, largest_radius
 from dat.comm import World
 from dat.config import RunConfig, merge
 from dat.data import ImageData, Splits, load
@@ -27,10 +29,9 @@ from dat.evaluation import Assessment, Curve, sweep
 from dat.evaluation.checks import check_curve
 from dat.evaluation.suites import suite
 from dat.models import build_model
+from dat.objectives import Noisy
 from dat.report import gauge
 from dat.train import load_weights
-
-EVALUATIONS = "evaluations"
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,10 @@ class Subject:
     ours: bool
     """Made by a run of ours: its network comes with the run's normalisation. Else `model.name` is a
     factory of a whole model, from images in [0, 1] to logits."""
-    folder: Path | None
-    """Where what is found is kept."""
+
+    def folder(self, kind: str) -> Path:
+        """Where what is found is kept."""
+        return Path(self.name) / kind if self.ours else Path(kind) / self.name
 
     @classmethod
     def of_run(
@@ -52,7 +55,7 @@ class Subject:
     ) -> Subject:
         _, config = read_run(run, edits)
         file = run / f"{weights}.safetensors" if weights in WEIGHTS else Path(weights)
-        return cls(str(run), config, file, True, run / EVALUATIONS)
+        return cls(str(run), config, file, True)
 
     @classmethod
     def of_model(
@@ -61,7 +64,7 @@ class Subject:
         settings = merge(edits or {}, {"model": {"name": factory}, "data": {"name": data}})
         name = factory.rpartition(":")[2]
         config = RunConfig.read(settings)
-        return cls(name, config, weights, False, Path(EVALUATIONS) / name)
+        return cls(name, config, weights, False)
 
     def make(self, data: Splits) -> nn.Module:
         """The model with its weights."""
@@ -79,7 +82,12 @@ class Subject:
 
 
 def measure(
-    subject: Subject, *, check: bool = True, keep: bool = False, quiet: bool = False
+    subject: Subject,
+    folder: Path | None = None,
+    *,
+    check: bool = True,
+    keep: bool = False,
+    quiet: bool = False,
 ) -> dict[str, Any] | None:
     """Measure a model on its test set, by all workers; the first gets the figures."""
     with make_world(subject.config) as world:
@@ -91,7 +99,7 @@ def measure(
                 model,
                 data,
                 world,
-                folder=subject.folder,
+                folder=folder,
                 keep=keep,
                 check=check,
                 progress=progress,
@@ -124,6 +132,89 @@ def _report(subject: Subject, found: Assessment, world: World, seconds: float) -
         "suites": suites,
         "warnings": list(found.warnings),
         "network": found.network,
+        "workers": world.size,
+        "seconds": seconds,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certification:
+    """What is asked of a smoothed classifier."""
+
+    sigma: float
+    radii: tuple[float, ...] = ()
+    fixed: bool = False
+    n0: int = 100
+    n: int = 100_000
+    alpha: float = 0.001
+    batch: int | None = None
+    seed: int = 0
+
+    def check(self) -> list[str]:
+        """What no number of samples up to n can show."""
+        if not self.sigma > 0 or not 0 < self.alpha < 0.5:
+            return []  # refused later, by name
+        most = largest_radius(self.sigma, self.n, self.alpha)
+        return [
+            f"r = {r:g} cannot be certified with sigma {self.sigma:g}, n = {self.n} and alpha "
+            f"{self.alpha:g}: {most:.3g} at most"
+            for r in self.radii
+            if r > most
+        ]
+
+
+def own_sigma(subject: Subject) -> float | None:
+    """The noise that a run was trained with, if it was."""
+    objective = subject.config.objective
+    return objective.sigma if subject.ours and isinstance(objective, Noisy) else None
+
+
+def certify_subject(
+    subject: Subject, asked: Certification, folder: Path | None = None, *, quiet: bool = False
+) -> dict[str, Any] | None:
+    """Certify a model on its test set, by all workers; the first gets the figures."""
+    config = subject.config
+    with make_world(config) as world:
+        start = time.perf_counter()
+        data, model = prepare(subject, world)
+        with gauge(f"certifying {subject.name}", show=world.first and not quiet) as progress:
+            found = certify(
+                model,
+                first_images(data, config.evaluate.images),
+                **dataclasses.asdict(asked),
+                precision=config.evaluate.precision,
+                folder=folder,
+                world=world,
+                progress=progress,
+            )
+        seconds = time.perf_counter() - start
+        return _certified(subject, asked, found, world, seconds) if world.first else None
+
+
+def _certified(
+    subject: Subject, asked: Certification, found: Certified, world: World, seconds: float
+) -> dict[str, Any]:
+    radii = asked.radii or tuple(quarter * asked.sigma / 2 for quarter in range(8))
+    settled = dict(zip(found.radii, found.asked.double().mean(0).tolist(), strict=True))
+    return {
+        "run": subject.name,
+        "weights": subject.weights.stem if subject.weights else "as made",
+        "images": len(found.labels),
+        "sigma": asked.sigma,
+        "alpha": asked.alpha,
+        "n": asked.n,
+        "mode": "fixed" if asked.fixed or not asked.radii else "adaptive",
+        "ca": [
+            {"radius": r, "ca": found.accuracy(r), "samples": settled.get(r, asked.n0 + asked.n)}
+            for r in sorted(set(radii))
+        ],
+        "acr": found.acr,
+        "abstained": found.abstained,
+        "samples_per_image": float(found.samples.double().mean()),
+        "samples_per_second": float(found.samples.sum()) / float(found.seconds.sum()),
+        "batch": found.batch,
+        "network": found.network,
+        "warnings": asked.check(),
         "workers": world.size,
         "seconds": seconds,
     }

@@ -58,6 +58,36 @@ def _show_suite(name: str, found: dict[str, Any]) -> None:
     print_table(headers, rows, note=DETAIL)
 
 
+def show_certified(found: dict[str, Any], *, as_json: bool, plot: Path | None) -> None:
+    """Certified accuracy over the radius."""
+    warn(found["warnings"])
+    if as_json:
+        print_json(found)
+    else:
+        rows = [
+            [f"{row['radius']:.4g}", f"{row['ca']:.2f}", f"{row['samples']:,.0f}"]
+            for row in found["ca"]
+        ]
+        print_table(["r (l2)", "CA (%)", "Samples an image"], rows, note=_certified_note(found))
+    if plot:
+        points = [row["radius"] for row in found["ca"]], [row["ca"] for row in found["ca"]]
+        axis = f"CA (%), sigma {found['sigma']:g}"
+        line_charts(plot, [Chart({found["run"]: points}, x_axis="l2 radius", y_axis=axis)])
+
+
+def _certified_note(found: dict[str, Any]) -> str:
+    at_least = "" if found["mode"] == "fixed" else "at least "
+    return (
+        f"CA: right, and provably the same within r; {found['images']} test images of "
+        f"{found['run']}, sigma {found['sigma']:g}, chance of a false claim {found['alpha']:g} an "
+        f"image. {found['mode'].capitalize()} sampling: {found['samples_per_image']:,.0f} samples "
+        f"an image of at most {found['n']:,}, {found['samples_per_second']:,.0f} a second and "
+        f"worker in batches of {found['batch']}; {found['seconds']:.1f} s. "
+        f"Average certified radius (ACR) {at_least}{found['acr']:.3f}; {found['abstained']} "
+        f"abstained."
+    )
+
+
 def show_sweep(
     curves: Mapping[str, Sequence[Curve]],
     warnings: Sequence[str],

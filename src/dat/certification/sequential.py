@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import logsumexp, rel_entr
 
-from dat.certify.bounds import Floats, probability_for, upper_bound
+from dat.certification.bounds import Floats, probability_for, upper_bound
 
 SPACING = 4.0
 """Bets are made for numbers of samples so many times apart."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dat.certify.sampler import ABSTAIN
+from dat.certification.sampler import ABSTAIN
 from dat.comm import World
 from dat.evaluation.journal import Notebook, telling
 

@@ -6,8 +6,8 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor, nn
 
-from dat.certify.certify import prepare
-from dat.certify.sampler import ABSTAIN, Asked
+from dat.certification.certify import prepare
+from dat.certification.sampler import ABSTAIN, Asked
 from dat.data import ImageData
 from dat.evaluation.accuracy import world_of
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from dat.attacks import attack_mode
-from dat.certify.certificates import Certified, gather, read, write
-from dat.certify.plans import Adaptive, Fixed
-from dat.certify.sampler import Sampler
+from dat.certification.certificates import Certified, gather, read, write
+from dat.certification.plans import Adaptive, Fixed
+from dat.certification.sampler import Sampler
 from dat.comm import World
 from dat.data import ImageData
 from dat.evaluation.accuracy import world_of

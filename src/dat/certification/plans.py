@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from dat.certify.bounds import lower_bound, radius
-from dat.certify.certificates import Certificate
-from dat.certify.sampler import ABSTAIN, BLOCK, Asked, Sampler
-from dat.certify.sequential import Ladder
+from dat.certification.bounds import lower_bound, radius
+from dat.certification.certificates import Certificate
+from dat.certification.sampler import ABSTAIN, BLOCK, Asked, Sampler
+from dat.certification.sequential import Ladder
 
 GROWTH = 1.15
 """From one look at an image to the next, its samples grow by this factor."""

@@ -1,0 +1,205 @@
+"""Certification of a classifier whose certified radius is known, and of digits."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from dat.certification import ABSTAIN, Certified, certify, largest_radius, predict, radius
+from dat.certification.bounds import lower_bound
+from dat.comm import World
+from dat.data import ImageData
+from tests.certification.cases import Plane
+from tests.evaluation.cases import Gauge, Stopped
+
+SIGMA = 0.25
+RADII = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+QUICK: dict[str, Any] = {"sigma": SIGMA, "n": 2000, "n0": 50, "batch": 256}
+
+
+def test_the_fixed_radius_is_a_little_below_the_true_one(
+    plane: nn.Module, spread: ImageData, world: World
+) -> None:
+    """By as much as the exact interval says: hits are binomial with p = Phi(d / sigma)."""
+    found = certify(plane, spread, **QUICK, world=world)
+    true = torch.arange(40) * 0.02
+    assert (found.radius <= true + 1e-9).all()
+    for distance, reach in zip(true.tolist(), found.radius.tolist(), strict=True):
+        p = stats.norm.cdf(distance / SIGMA)
+        likely = stats.binom.ppf((1e-4, 1 - 1e-4), 2000, p)
+        low, high = radius(lower_bound(likely, 2000, 0.001), SIGMA)
+        assert low - 1e-9 <= reach <= high + 1e-9
+    certain = found.radius > 0
+    assert (found.predicted[certain] == 1).all() and (found.predicted[~certain] == ABSTAIN).all()
+    assert found.samples.eq(2050).all() and found.abstained == int((~certain).sum()) > 0
+    assert found.acr == pytest.approx(float(found.radius.mean()))
+
+
+def test_the_adaptive_mode_agrees_and_takes_a_fraction(
+    plane: nn.Module, spread: ImageData, world: World
+) -> None:
+    settings = QUICK | {"n": 20_000}
+    fixed = certify(plane, spread, **settings, world=world)
+    found = certify(plane, spread, radii=RADII, **settings, world=world)
+    true = torch.arange(40) * 0.02
+    assert (found.radius <= true + 1e-9).all()
+    for r in RADII:
+        differ = (found.radius >= r) != (fixed.radius >= r)
+        assert differ.sum() <= 1  # at the image that is nearest to r
+        assert found.accuracy(r) == 100 * float((found.radius >= r).double().mean())
+    assert found.asked[:, 0].double().mean() < 20_000 / 20
+    assert (found.asked.amax(1) == found.samples).all()
+    assert (found.asked[:, 1:] >= found.asked[:, :-1])[found.radius == 0.5].all()
+
+
+def test_a_radius_beyond_reach_costs_nothing(
+    plane: nn.Module, spread: ImageData, world: World
+) -> None:
+    r = largest_radius(SIGMA, 2000, 0.001) + 0.01
+    found = certify(plane, spread, radii=(r,), **QUICK, world=world)
+    assert found.accuracy(r) == 0 and found.samples.max() == 32
+
+
+def test_a_wrong_label_is_never_certified(plane: nn.Module, world: World) -> None:
+    x = Plane().at(torch.full((4,), 0.7))
+    found = certify(plane, x, torch.tensor([0, 1, 0, 1]), radii=(0.1,), **QUICK, world=world)
+    assert found.predicted.tolist() == [ABSTAIN, 1, ABSTAIN, 1]
+    assert found.correct.tolist() == [False, True, False, True]
+    fixed = certify(plane, x, torch.tensor([0, 1, 0, 1]), **QUICK, world=world)
+    assert fixed.predicted.tolist() == [1, 1, 1, 1] and fixed.accuracy(0.1) == 50
+
+
+@pytest.mark.parametrize("radii", [(), (0.05, 0.2)])
+def test_nothing_depends_on_the_batch(
+    radii: tuple[float, ...], model: nn.Module, data: ImageData, world: World
+) -> None:
+    few = data.take(torch.arange(12))
+    one, other = (
+        certify(model, few, radii=radii, sigma=0.2, n=500, batch=batch, world=world)
+        for batch in (32, 512)
+    )
+    assert same(one, other)
+    assert one.network.endswith("folded") and (one.batch, other.batch) == (32, 512)
+
+
+@pytest.mark.parametrize("radii", [(), (0.05, 0.2)])
+def test_an_interrupted_certification_goes_on(
+    radii: tuple[float, ...], model: nn.Module, data: ImageData, world: World, tmp_path: Path
+) -> None:
+    few = data.take(torch.arange(80))
+    settings: dict[str, Any] = {"radii": radii, "sigma": 0.2, "n": 300, "batch": 256}
+    settings["world"] = world
+    whole = certify(model, few, **settings)
+
+    def stop(done: int, total: int) -> None:
+        assert total == 80
+        if done >= 10:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        certify(model, few, **settings, folder=tmp_path, progress=stop)
+    gauge = Gauge()
+    again = certify(model, few, **settings, folder=tmp_path, progress=gauge)
+    assert same(whole, again)
+    assert gauge.total[0] < 80 and gauge.done[0] == 0 and gauge.done[-1] == gauge.total[-1]
+    gauge = Gauge()
+    assert same(whole, certify(model, few, **settings, folder=tmp_path, progress=gauge))
+    assert gauge.shown == [(0, 0)]
+    (table,) = tmp_path.glob("*/certified.tsv")
+    assert table.read_text() == again.table()
+
+
+def test_a_broken_part_is_named(model: nn.Module, data: ImageData, tmp_path: Path) -> None:
+    few = data.take(torch.arange(3))
+    settings: dict[str, Any] = {"sigma": 0.2, "n": 100, "batch": 32, "folder": tmp_path}
+    certify(model, few, **settings)
+    part = next(tmp_path.glob("*/*.safetensors"))
+    part.write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match=rf"{part.name}: not a part of an evaluation"):
+        certify(model, few, **settings)
+
+
+def test_the_table_is_what_the_tools_of_cohen_et_al_read(
+    plane: nn.Module, spread: ImageData, world: World
+) -> None:
+    found = certify(plane, spread, **QUICK, world=world)
+    rows = list(csv.DictReader(io.StringIO(found.table()), delimiter="\t"))
+    assert list(rows[0])[:6] == ["idx", "label", "predict", "radius", "correct", "time"]
+    assert [int(row["idx"]) for row in rows] == list(range(40))
+    for r in (0.0, 0.1, 0.3):
+        theirs = sum(bool(int(row["correct"])) and float(row["radius"]) >= r for row in rows) / 40
+        assert 100 * theirs == pytest.approx(found.accuracy(r))
+    hours, minutes, seconds = rows[0]["time"].split(":")
+    assert int(hours) == 0 and 0 <= int(minutes) < 60 and float(seconds) < 60
+
+
+def test_predict_answers_or_abstains(plane: nn.Module, world: World) -> None:
+    x = Plane().at(torch.tensor([-0.5, -0.1, 0.0, 0.1, 0.5]))
+    assert predict(plane, x, sigma=SIGMA, n=1000, batch=256).tolist() == [0, 0, ABSTAIN, 1, 1]
+    ten = predict(plane, x, sigma=SIGMA, n=10, batch=256)
+    assert ten.tolist()[1:4] == [ABSTAIN] * 3  # ten answers cannot be surer than 1 in 512
+
+
+def test_predict_abstains_as_the_binomial_test_says(no_launcher: None) -> None:
+    """Over many images at the same place, wrong answers are rarer than alpha."""
+    distance = 0.02
+    x = Plane().at(torch.full((300,), distance))
+    answers = predict(Plane(), x, sigma=SIGMA, n=200, alpha=0.05, batch=512)
+    wrong, p = int((answers == 0).sum()), stats.norm.cdf(distance / SIGMA)
+    assert stats.binom.sf(wrong - 1, 300, 0.05) > 1e-3
+    hits = torch.arange(201)
+    sure = [k for k in hits.tolist() if stats.binomtest(k, 200, 0.5).pvalue <= 0.05]
+    expected = 1 - sum(stats.binom.pmf(k, 200, p) for k in sure)
+    abstained = int((answers == ABSTAIN).sum())
+    assert stats.binomtest(abstained, 300, expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sigma": 0.0}, "sigma = 0.0: must be above 0"),
+        ({"sigma": float("nan")}, "sigma = nan"),
+        ({"alpha": 0.7}, "alpha = 0.7: must be above 0 and below 0.5"),
+        ({"n": 0}, "n = 0"),
+        ({"n0": 0}, "n0 = 0: must be at least 1"),
+        ({"batch": 0}, "batch = 0"),
+        ({"radii": (0.1, -1.0)}, r"radii = -1.0: must be at least 0"),
+        ({"fixed": False}, "radii: the adaptive mode asks whether a radius is reached; name some"),
+        ({"precision": "int8"}, "precision = 'int8': must be one of float32"),
+    ],
+)
+def test_bad_input_is_refused(
+    settings: dict[str, Any], message: str, plane: nn.Module, spread: ImageData, world: World
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        certify(plane, spread, **(QUICK | settings), world=world)
+
+
+def test_labels_are_needed_to_ask_whether_they_are_certified(
+    plane: nn.Module, world: World
+) -> None:
+    x = Plane().at(torch.tensor([0.5]))
+    with pytest.raises(ValueError, match="y: the adaptive mode asks whether a label is certified"):
+        certify(plane, x, radii=(0.1,), **QUICK, world=world)
+    assert certify(plane, x, **QUICK, world=world).predicted.tolist() == [1]
+
+
+def test_a_radius_that_was_not_asked_for_has_no_accuracy(
+    plane: nn.Module, spread: ImageData, world: World
+) -> None:
+    found = certify(plane, spread, radii=(0.1,), **QUICK, world=world)
+    with pytest.raises(ValueError, match=r"r = 0.2: was not asked for; radii = \[0.1\]"):
+        found.accuracy(0.2)
+
+
+def same(one: Certified, other: Certified) -> bool:
+    names = ("labels", "predicted", "radius", "samples", "asked")
+    pairs: list[tuple[Tensor, Tensor]] = [(getattr(one, it), getattr(other, it)) for it in names]
+    return all(torch.equal(a, b) for a, b in pairs)

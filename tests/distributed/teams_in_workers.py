@@ -1,0 +1,70 @@
+"""A step of Smooth-AT whose copies are split over all workers that there are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from dat.attacks import PGD
+from dat.comm import Exchange, Team, World
+from dat.data import ImageData, Plan
+from dat.models import build_model
+from dat.objectives import OBJECTIVES, Noisy
+from dat.optim import SGD
+from dat.threat import ThreatModel
+from dat.train import Worker
+from dat.train.step import dat_step
+
+CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "smooth": ("cnn", "smooth", {}, "eval"),
+    "soft": ("cnn", "smooth", {"update": "soft"}, "eval"),
+    "stability": ("cnn", "stability", {}, "eval"),
+    "normalised": ("preact-resnet18", "smooth", {}, "eval"),
+    "attacked in train mode": ("preact-resnet18", "smooth", {"update": "soft"}, "train"),
+}
+COPIES = 6
+
+
+def images(count: int) -> ImageData:
+    pictures = torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(5))
+    return ImageData.of(pictures, torch.arange(count) % 4, classes=4)
+
+
+def main(folder: Path, size: int) -> None:
+    world = World.join(device="cpu")
+    for name, (network, objective, settings, mode) in CASES.items():
+        plan = Plan(16, 8, parts=2, workers=world.size // size, seed=0)
+        team = Team(world, size)
+        owned = plan.owned(team.number)
+        model = build_model(network, 4, width=4).double()
+        kind = OBJECTIVES[objective]
+        assert issubclass(kind, Noisy)
+        worker = Worker(
+            data=ImageData(images(16).images.double(), images(16).labels, 4).take(owned),
+            owned=owned,
+            plan=plan,
+            threat=ThreatModel(norm="l2", eps=0.3),
+            attack=PGD(steps=3, random_start=True),
+            objective=kind(sigma=0.2, copies=COPIES, **settings),
+            exchange=Exchange(model, world),
+            team=team,
+            optimizer=SGD()(model),
+            attack_bn=mode,
+        )
+        report = dat_step(worker, 0, 0)
+        found = {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
+        found |= {k: v.clone() for k, v in model.named_buffers()}
+        found["report"] = torch.tensor([report.loss, report.accuracy], dtype=torch.float64)
+        if world.first:
+            save_file(found, folder / f"{name}.safetensors")
+        worker.exchange.close()
+    world.meet()
+    world.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

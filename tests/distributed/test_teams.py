@@ -1,0 +1,70 @@
+"""However an image's copies are split over workers, the gradient is the same."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.distributed.conftest import DAT, SMALL, distance, run, train, weights
+from tests.distributed.teams_in_workers import CASES
+
+Found = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], dict[str, Found]]:
+    """By workers and team size, what each case came to."""
+    script = str(Path(__file__).with_name("teams_in_workers.py"))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    results = {}
+    for workers, size in ((1, 1), (2, 2), (4, 4), (4, 2)):
+        folder = tmp_path_factory.mktemp(f"team-{workers}-{size}")
+        words = ["--nproc-per-node", str(workers), script, str(folder), str(size)]
+        done = run([*launcher, *words], folder)
+        assert done.returncode == 0, done.stderr
+        results[workers, size] = {name: load_file(folder / f"{name}.safetensors") for name in CASES}
+    return results
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("split", [(2, 2), (4, 4), (4, 2)], ids=str)
+def test_the_split_changes_nothing_beyond_rounding(
+    found: dict[tuple[int, int], dict[str, Found]], name: str, split: tuple[int, int]
+) -> None:
+    """Six copies on 1, 2 and 4 workers (two of which then have two), and on two teams of two."""
+    if split == (4, 2) and CASES[name][0] != "cnn":
+        pytest.skip("two teams have two batches to normalise")
+    alone, together = found[1, 1][name], found[split][name]
+    gradient = {k: v for k, v in alone.items() if v.is_floating_point()}
+    assert distance({k: together[k] for k in gradient}, gradient) < 1e-8
+    largest = max(float(value.abs().max()) for value in gradient.values())
+    assert largest > 1e-3
+
+
+def test_a_run_with_a_team_is_the_run_without(tmp_path: Path) -> None:
+    noisy = ("objective.name=smooth", "objective.copies=4", "objective.votes=2")
+    words = (*SMALL, *noisy, "threat.norm=l2", "train.batch=240")
+    alone = train(DAT, tmp_path, *words)
+    shared = train(DAT, tmp_path, *words, "train.team=2", "--workers", "2")
+    assert distance(weights(shared), weights(alone)) < 1e-4
+
+
+def test_a_team_that_does_not_come_out_even_is_refused(tmp_path: Path) -> None:
+    words = [*SMALL, "objective.name=smooth", "objective.copies=4", "train.team=3"]
+    done = run([*DAT, "train", "digits", *words, "--workers", "2"], tmp_path)
+    assert done.returncode == 2
+    assert "train.team = 3: must divide the number of workers, 2" in done.stderr
+    done = run([*DAT, "train", "digits", *SMALL, "train.team=2", "--workers", "2"], tmp_path)
+    assert done.returncode == 2
+    assert "train.team = 2: only noisy copies of an image can be shared out" in done.stderr
+
+
+def test_tensors_are_really_compared(found: dict[tuple[int, int], dict[str, Found]]) -> None:
+    """Another objective has another gradient."""
+    one, other = found[1, 1]["smooth"], found[1, 1]["soft"]
+    assert any(not torch.allclose(one[name], other[name]) for name in one)
