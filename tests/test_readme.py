@@ -77,6 +77,24 @@ def test_the_evaluation_page_runs() -> None:
     assert float((x_adv - x).abs().max()) <= 8 / 255 + 1e-6
 
 
+def test_the_certification_page_runs() -> None:
+    page = (ROOT / "docs" / "certification.md").read_text()
+    names: dict[str, object] = {
+        "dat": dat,
+        "model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 5)),
+        "x": torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0)),
+        "y": torch.tensor([0, 1, 4]),
+    }
+    try:
+        for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+            exec(block, names)
+    finally:
+        dist.destroy_process_group()
+    found, classes = names["found"], names["classes"]
+    assert isinstance(found, dat.Certified) and found.samples.max() <= 1000
+    assert isinstance(classes, torch.Tensor) and classes.shape == (3,)
+
+
 def test_the_tables_are_the_measured_ones() -> None:
     pages = README + "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
     found = dict(re.findall(r"<!-- (\w+)\.md -->\n(.*?)<!-- end -->", pages, flags=re.DOTALL))

@@ -251,6 +251,25 @@ def test_a_broken_part_is_told_once(
         assert found["spoilt"]["everywhere"]
 
 
+@pytest.mark.parametrize("words", [("--radii", "0.05,0.1"), ("--fixed",)], ids=str)
+def test_certificates_do_not_depend_on_the_workers(
+    folder: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """One and three workers, other batches: the same file, but for the seconds."""
+    tables = []
+    for workers, batch in ((1, 64), (3, 512)):
+        out = tmp_path / str(workers)
+        options = ["--sigma", "0.1", "--images", "25", "--n", "1500", "--batch", str(batch)]
+        options += ["--workers", str(workers), "--out", str(out), "--quiet"]
+        done = run([*DAT, "certify", *SUBJECT[1:], *words, *options, "comm.threads=1"], folder)
+        assert done.returncode == 0, done.stderr
+        (table,) = out.glob("*/certified.tsv")
+        lines = [line.split("\t") for line in table.read_text().splitlines()]
+        tables.append([line[:5] + line[6:] for line in lines])
+    assert tables[0] == tables[1]
+    assert len(tables[0]) == 26
+
+
 class LateJournal(Journal):
     """Reads when the workers before this one have."""
 
