@@ -81,7 +81,7 @@ def reference(folder: Path) -> Any:
     sys.modules[proportion.__name__] = proportion
     stats.binom_test = lambda k, n, p: stats.binomtest(int(k), int(n), p).pvalue
     randn_like = torch.randn_like
-    torch.randn_like = lambda x, device=None: randn_like(x)
+    torch.randn_like = lambda x, device=None: randn_like(x)  # type: ignore[assignment]
     sys.path.insert(0, str(folder))
     from core import Smooth
 

@@ -17,6 +17,8 @@ import pytest
 from dat.bench import link
 from tests.distributed.conftest import DAT, run, torchrun
 
+pytestmark = pytest.mark.alone
+
 
 def bench(*words: str, cwd: Path) -> list[dict[str, Any]]:
     done = run([*DAT, "bench", *words, "--json"], cwd)

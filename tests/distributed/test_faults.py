@@ -16,6 +16,8 @@ import pytest
 
 from tests.distributed.conftest import DAT, run, weights
 
+pytestmark = pytest.mark.alone
+
 MODEL = """
 import os, torch
 from torch import nn

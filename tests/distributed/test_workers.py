@@ -11,6 +11,8 @@ import pytest
 
 from tests.distributed.conftest import run
 
+pytestmark = pytest.mark.alone
+
 WORKERS = 3
 
 
