@@ -39,5 +39,9 @@ class Smoothed(nn.Module):
         self._noise = noise.to(x)
         return self._noise
 
+    def around(self, network: nn.Module) -> Smoothed:
+        """The same of another network."""
+        return Smoothed(network, sigma=self.sigma, copies=self.copies, seed=self.seed)
+
     def extra_repr(self) -> str:
         return f"sigma={self.sigma}, copies={self.copies}, seed={self.seed}"

@@ -14,6 +14,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from dat.models import MODELS, build_model, normalized
 from dat.models.folding import Affine, fold
+from dat.smoothing import Smoothed
 
 CLASSES = 5
 CLOSE = 1e-4
@@ -474,3 +475,15 @@ def test_a_single_image_is_enough_to_try_it_on() -> None:
     folded, note = fold(model, images(1))
     assert note == "2 batch norms folded"
     check_alike(folded, model, images())
+
+
+def test_a_smoothed_network_is_folded_inside() -> None:
+    """Its vote is Python that cannot be traced; the network under it can."""
+    net = build_model("preact-resnet18", 4, width=4).eval()
+    smoothed = Smoothed(net, sigma=0.1, copies=3)
+    x = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    folded = fold(smoothed, x)
+    assert folded.note == fold(net, x).note and "folded" in folded.note
+    assert isinstance(folded.network, Smoothed) and folded.network.network is not net
+    with torch.no_grad():
+        torch.testing.assert_close(folded.network(x), smoothed(x), rtol=1e-4, atol=1e-5)

@@ -10,7 +10,7 @@ like them.
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, fx, nn
@@ -29,6 +29,15 @@ class Folded(NamedTuple):
     network: nn.Module
     note: str
     """What was done, or why nothing was."""
+
+
+@runtime_checkable
+class Wrapper(Protocol):
+    """Something around a network that works around another one as well."""
+
+    network: nn.Module
+
+    def around(self, network: nn.Module) -> nn.Module: ...
 
 
 class Affine(nn.Module):
@@ -59,6 +68,9 @@ OVERWRITABLE = (nn.Conv2d, nn.Linear, Affine)
 def fold(model: nn.Module, x: Tensor) -> Folded:
     """A frozen copy of a model in eval mode that answers alike, for less; `x` are some images to
     try it on. A network that cannot be traced, or does not answer alike, is taken as it is."""
+    if isinstance(model, Wrapper):
+        inner = fold(model.network, x)
+        return Folded(model.around(inner.network), inner.note)
     try:
         twin = fx.symbolic_trace(copy.deepcopy(model).eval())
         found = _fold_norms(twin)
