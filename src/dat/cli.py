@@ -119,7 +119,7 @@ def _certify(arguments: argparse.Namespace, words: list[str]) -> int:
         sigma=sigma,
         seed=subject.config.seed,
         radii=arguments.radii,
-        fixed=arguments.fixed,
+        fixed=arguments.fixed or not arguments.radii,
         n0=arguments.n0,
         n=arguments.n,
         alpha=arguments.alpha,

@@ -143,7 +143,7 @@ class Certification:
 
     sigma: float
     radii: tuple[float, ...] = ()
-    fixed: bool = False
+    fixed: bool = True
     n0: int = 100
     n: int = 100_000
     alpha: float = 0.001
@@ -203,7 +203,7 @@ def _certified(
         "sigma": asked.sigma,
         "alpha": asked.alpha,
         "n": asked.n,
-        "mode": "fixed" if asked.fixed or not asked.radii else "adaptive",
+        "mode": "fixed" if asked.fixed else "adaptive",
         "ca": [
             {"radius": r, "ca": found.accuracy(r), "samples": settled.get(r, asked.n0 + asked.n)}
             for r in sorted(set(radii))
