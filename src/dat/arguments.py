@@ -95,6 +95,41 @@ def _parser() -> argparse.ArgumentParser:
             "samples. A certification that was interrupted goes on when it is started again.",
         )
     )
+    label = add(
+        "label",
+        "label images that have no labels by a run's model (pseudo-labels)",
+        "  dat label runs/base --unlabelled pictures/ --out pseudo.npz\n"
+        "  dat train my.yaml data.unlabelled=pictures/ data.pseudo_labels=pseudo.npz",
+    )
+    label.add_argument("mixed", nargs="+", metavar="RUN|key=value", help="a run's folder; settings")
+    label.add_argument(
+        "--unlabelled",
+        metavar="WHAT",
+        help="rest (what the run's data.labels left over), a folder of pictures, an .npy or .npz "
+        "file, or a set (the run's data.unlabelled)",
+    )
+    label.add_argument("--weights", metavar="W", help=f"{', '.join(WEIGHTS)}, or a file (best)")
+    label.add_argument("--out", type=Path, metavar="FILE", help="the file (RUN/pseudo.npz)")
+    _workers_argument(label)
+    label.add_argument("--quiet", action="store_true", help="show no progress")
+    selftrain = add(
+        "selftrain",
+        "train a base model, label the unlabelled images by it, train robustly on both",
+        "  dat selftrain digits data.labels=200 data.unlabelled=rest --workers 2\n"
+        "  dat selftrain my.yaml data.unlabelled=pictures/ --base train.epochs=50",
+    )
+    _recipe_arguments(selftrain)
+    selftrain.add_argument(
+        "--base",
+        action="append",
+        default=[],
+        metavar="key=value",
+        help="a setting of the base model",
+    )
+    selftrain.add_argument("--out", type=Path, metavar="DIR", help="folder (runs/RECIPE-selftrain)")
+    selftrain.add_argument("--overwrite", action="store_true", help="replace what is there")
+    _workers_argument(selftrain)
+    selftrain.add_argument("--quiet", action="store_true", help="show no progress")
     compare = add(
         "compare",
         "show finished runs side by side",

@@ -6,16 +6,25 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
 from torch import nn
 
-from dat.attacks import FGSM, PGD, NoAttack, attack_mode
+from dat.attacks import ATTACKS, FGSM, PGD, NoAttack, attack_mode
 from dat.comm import Auto, World, choose, protocol_name, quantizer_name
 from dat.config import DataConfig, RunConfig, merge
-from dat.data import ImageData, Splits, load, split_holdout
+from dat.data import (
+    ImageData,
+    Mix,
+    PseudoLabels,
+    Splits,
+    load,
+    load_unlabelled,
+    split_holdout,
+    split_labels,
+)
 from dat.evaluation import Assessment, assess
 from dat.evaluation.suites import AUTOATTACK, CLEAN, suite
 from dat.models import build_model, normalized
@@ -24,6 +33,8 @@ from dat.optim import LSGD, SGD
 from dat.report import Progress
 from dat.train import EpochRecord, RunFolder, Trainer
 from dat.train.folder import CONFIG, RESULT
+from dat.train.perturbation import WeightAttack
+from dat.train.sentinel import Sentinel
 
 
 def make_world(config: RunConfig) -> World:
@@ -75,15 +86,58 @@ def check_attacks(config: RunConfig, classes: int) -> None:
             raise ValueError(f"evaluate.attacks: {error}") from None
 
 
+class TrainingData(NamedTuple):
+    """What is trained on."""
+
+    labelled: ImageData
+    holdout: ImageData | None
+    unlabelled: ImageData | None
+    """With pseudo-labels, or without any."""
+
+
+def training_data(config: RunConfig, data: Splits) -> TrainingData:
+    """The labels that there are, split into those to train on and those held out, and the rest."""
+    labelled, rest = data.train, None
+    if config.data.labels is not None:
+        labelled, rest = split_labels(labelled, config.data.labels, config.seed)
+    train, holdout = split_holdout(labelled, config.data.holdout, config.seed)
+    unlabelled = unlabelled_data(config, data, rest)
+    if unlabelled is not None and config.data.pseudo_labels is not None:
+        found = PseudoLabels.read(Path(config.data.pseudo_labels), unlabelled)
+        unlabelled = found.applied(unlabelled, config.data.confidence)
+    return TrainingData(train, holdout, unlabelled)
+
+
+def unlabelled_data(
+    config: RunConfig, data: Splits, rest: ImageData | None = None
+) -> ImageData | None:
+    """The images without labels, as the config names them."""
+    name = config.data.unlabelled
+    if name is None:
+        return None
+    if name == "rest":
+        if rest is None and config.data.labels is not None:
+            _, rest = split_labels(data.train, config.data.labels, config.seed)
+        assert rest is not None  # the config refuses it otherwise
+        return rest.without_labels()
+    return load_unlabelled(name, data.train)
+
+
 def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
-    train, holdout = split_holdout(data.train, config.data.holdout, config.seed)
+    images = training_data(config, data)
     check_attacks(config, data.train.classes)
     model = make_model(config, data)
     check_model(model, data.train)
     return Trainer(
         model=model,
-        data=train,
-        holdout=holdout,
+        data=images.labelled,
+        holdout=images.holdout,
+        unlabelled=images.unlabelled,
+        mix=Mix(
+            share=config.data.unlabelled_share,
+            weight=config.data.unlabelled_weight,
+            epoch_by=config.data.epoch_by,
+        ),
         threat=config.threat,
         attack=config.attack,
         objective=config.objective,
@@ -99,6 +153,8 @@ def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
         select_by=config.train.select_by,
         select_every=config.train.select_every,
         ema=config.train.ema,
+        sentinel=Sentinel(action=config.train.sentinel, rescue=ATTACKS[config.train.rescue]()),
+        weight_attack=WeightAttack(config.train.awp, config.train.awp_warmup),
         quantizer=config.quantizer,
         protocol=config.protocol,
         seed=config.seed,
@@ -240,7 +296,24 @@ def _resolved(config: RunConfig, trainer: Trainer) -> DataConfig:
     """What a default or the current folder decided, written down, so the run can be repeated."""
     name = config.data.name
     path = str(Path(name).resolve()) if name.endswith(".npz") else name
-    return replace(config.data, name=path, parts=len(trainer.plan.parts))
+    return replace(config.data, name=path, parts=len(trainer.supply.sources[0].plan.parts))
+
+
+OVERFIT = 3.0
+"""Points of held-out RA lost since the best epoch that are worth a word."""
+
+
+def _overfitting(trainer: Trainer, records: list[EpochRecord]) -> list[str]:
+    """Robust overfitting (Rice et al. 2020): the last weights are worse than the best were."""
+    best, last = records[trainer.best_epoch() - 1], records[-1]
+    if best.holdout_ra is None or last.holdout_ra is None:
+        return []
+    if best.holdout_ra - last.holdout_ra < OVERFIT:
+        return []
+    return [
+        f"robust overfitting: held-out RA was {best.holdout_ra:.1f} % after epoch {best.epoch} and "
+        f"{last.holdout_ra:.1f} % after the last; best.safetensors is the former"
+    ]
 
 
 def _result(
@@ -266,11 +339,13 @@ def _result(
         "bits": trainer.quantizer.bits,
         "protocol": protocol_name(trainer.protocol),
         "epochs": epochs,
-        "steps": epochs * trainer.plan.steps,
+        "steps": epochs * trainer.steps,
         **found[""],
         "best_epoch": trainer.best_epoch(),
         "holdout_ta": records[trainer.best_epoch() - 1].holdout_ta,
         "holdout_ra": records[trainer.best_epoch() - 1].holdout_ra,
+        "last_holdout_ra": records[-1].holdout_ra,
+        "warnings": [*map(str, trainer.collapses), *_overfitting(trainer, records)],
         "comm_seconds_per_epoch": sum(r.comm_seconds for r in records) / epochs,
         "exposed_seconds_per_epoch": sum(r.exposed_seconds for r in records) / epochs,
         "train_seconds_per_epoch": sum(r.seconds for r in records) / epochs,

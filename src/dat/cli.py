@@ -66,7 +66,7 @@ def _train(arguments: argparse.Namespace, words: list[str]) -> int:
     if _starts_workers(arguments):
         return launch(arguments.workers, [*words, "--out", str(out)])
     from dat.build import train
-    from dat.report import print_json, runs_table
+    from dat.report import print_json, runs_table, warn
 
     result = train(
         config, arguments.recipe, out, overwrite=arguments.overwrite, quiet=arguments.quiet
@@ -75,6 +75,7 @@ def _train(arguments: argparse.Namespace, words: list[str]) -> int:
         if arguments.json:
             print_json(result)
         else:
+            warn(result["warnings"])
             runs_table([result])
             print(f"\n{out}: best weights, metrics, TensorBoard events")
     return 0
@@ -133,6 +134,56 @@ def _certify(arguments: argparse.Namespace, words: list[str]) -> int:
     found = certify_subject(subject, asked, folder, quiet=arguments.quiet)
     if found is not None:
         show_certified(found, as_json=arguments.json, plot=arguments.plot)
+    return 0
+
+
+def _label(arguments: argparse.Namespace, words: list[str]) -> int:
+    from dat.config import parse_edits
+    from dat.measure import Subject
+
+    if len(arguments.runs) != 1:
+        raise ValueError("give the folder of one run, whose model labels the images")
+    (run,) = arguments.runs
+    edits = parse_edits(arguments.settings)
+    subject = Subject.of_run(run, arguments.weights or "best", edits)
+    if _starts_workers(arguments):
+        return launch(arguments.workers, words)
+    from dat.report import show_labelled
+    from dat.selftrain import PSEUDO, label
+
+    out = arguments.out or run / PSEUDO
+    found = label(subject, arguments.unlabelled, out, quiet=arguments.quiet)
+    if found is not None:
+        show_labelled(found, as_json=arguments.json)
+    return 0
+
+
+def _selftrain(arguments: argparse.Namespace, words: list[str]) -> int:
+    from dat.config import parse_edits
+    from dat.recipes import read
+    from dat.selftrain import stages
+
+    config = read(arguments.recipe, parse_edits(arguments.settings))
+    if config.data.unlabelled is None:
+        raise ValueError("data.unlabelled: which images are to be labelled? e.g. rest, or a folder")
+    if is_worker():
+        raise ValueError(
+            "selftrain starts its own workers; under a launcher call dat train, dat label and "
+            "dat train, one after the other"
+        )
+    out = arguments.out or _free_folder(f"{Path(arguments.recipe).stem}-selftrain")
+    options = [f"--{name}" for name in ("json", "quiet") if getattr(arguments, name)]
+    options += ["--workers", str(arguments.workers)] if arguments.workers else []
+    commands = stages(
+        arguments.recipe, arguments.settings, config.data.unlabelled, arguments.base, out
+    )
+    for stage in commands:
+        again = ["--overwrite"] * (arguments.overwrite and stage[0] == "train")
+        full = [*stage, *options, *again]
+        print(f"dat {' '.join(stage)}", file=sys.stderr)
+        code = COMMANDS[stage[0]](parse(full), full)
+        if code:
+            return code
     return 0
 
 
@@ -336,6 +387,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "evaluate": _evaluate,
     "sweep": _sweep,
     "certify": _certify,
+    "label": _label,
+    "selftrain": _selftrain,
     "compare": _compare,
     "recipes": _recipes,
     "config": _config,

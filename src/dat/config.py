@@ -31,6 +31,25 @@ class DataConfig(Settings):
         "12 or 24 workers share out evenly, and else one a worker",
         ge=1,
     )
+    labels: int | None = setting(
+        None, "keep only so many labels, spread evenly over the classes; none keeps all", ge=1
+    )
+    unlabelled: str | None = setting(
+        None,
+        "images without labels beside the labelled ones: rest (what data.labels leaves over), a "
+        "folder of pictures, an .npy or .npz file, or a set whose labels are ignored",
+    )
+    pseudo_labels: str | None = setting(
+        None, "labels for them: a file of `dat label`; none leaves them without (objective trades)"
+    )
+    confidence: float = setting(
+        0.0, "pseudo-labels below this confidence are left out, with their images", ge=0, le=1
+    )
+    unlabelled_share: float = setting(0.5, "their share of a batch", gt=0, lt=1)
+    unlabelled_weight: float = setting(1.0, "how much one counts beside a labelled image", ge=0)
+    epoch_by: str = setting(
+        "labelled", "whose number makes an epoch", choices=("labelled", "unlabelled", "both")
+    )
     augmentation: str = setting("none", "random changes to images", choices=AUGMENTATIONS)
 
 
@@ -54,6 +73,17 @@ class TrainConfig(Settings):
     attack_bn: str = setting(
         "eval", "mode of batch normalisation during the attack", choices=("eval", "train")
     )
+    awp: float = setting(
+        0.0, "AWP: attack the weights as well, by so much of each layer's norm; 0 is none", ge=0
+    )
+    awp_warmup: int = setting(0, "epochs without AWP at the beginning", ge=0)
+    sentinel: str = setting(
+        "warn",
+        "what to do when single-step training collapses: nothing, say so, stop, or go back to the "
+        "last good epoch and go on with train.rescue",
+        choices=("off", "warn", "stop", "rescue"),
+    )
+    rescue: str = setting("n-fgsm", "the attack to go on with", choices=("n-fgsm", "pgd"))
     ema: float = setting(0.0, "decay of the averaged weights; 0 keeps none", ge=0, lt=1)
     select_by: str = setting(
         "ra", "what is highest at the best weights, on the held-out images", choices=("ra", "ta")
@@ -118,6 +148,11 @@ class RunConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        data = self.data
+        if data.unlabelled == "rest" and data.labels is None:
+            raise SettingError("data.unlabelled = rest: the rest of what? set data.labels as well")
+        if data.pseudo_labels is not None and data.unlabelled is None:
+            raise SettingError("data.pseudo_labels: set data.unlabelled, the images to label")
         if self.schedule.warmup > self.train.epochs:
             raise SettingError(
                 f"schedule.warmup = {self.schedule.warmup:g}: must be at most train.epochs = "

@@ -6,11 +6,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 TINY = 1e-12
+NO_LABEL = -1
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
-    """-log p(label), with label smoothing as in Szegedy et al. 2016."""
-    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+    """-log p(label), with label smoothing as in Szegedy et al. 2016; 0 where there is no label."""
+    return F.cross_entropy(
+        logits, labels, reduction="none", label_smoothing=smoothing, ignore_index=NO_LABEL
+    )
+
+
+def divergence(clean: Tensor, other: Tensor) -> Tensor:
+    """KL(p, q) of two predictions given as logits. From log-probabilities, so neither a probability
+    of 0 nor logits far apart make it anything but a number."""
+    log_p, log_q = F.log_softmax(clean, dim=1), F.log_softmax(other, dim=1)
+    return (log_p.exp() * (log_p - log_q)).sum(1)
+
+
+def boosted_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """-log p(label) - log(1 - the largest other p) (Wang et al. 2020). 1 - p is the sum of all
+    others, whose logarithm loses nothing where p is almost 1."""
+    log_p = F.log_softmax(logits, dim=1)
+    wrong = log_p.scatter(1, labels.unsqueeze(1), float("-inf")).argmax(1, keepdim=True)
+    others = log_p.scatter(1, wrong, float("-inf")).logsumexp(1)
+    return -_of(log_p, labels) - others
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dat.attacks import ATTACKS, Attack, Loss, Targeted, Victim
 from dat.losses import cross_entropy
@@ -37,9 +37,12 @@ def wavy(
     dtype: torch.dtype = torch.float32,
     seed: int = 1,
 ) -> Network:
-    """Logits that are neither concave nor monotone in any pixel."""
+    """Logits that are neither concave nor monotone in any pixel, behind a layer that YOPO can find;
+    nothing here draws from the global generator."""
     w = torch.randn(pixels, classes, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-    return lambda x: slope * torch.sin(x.flatten(1) @ w)
+    layer = nn.utils.skip_init(nn.Linear, pixels, classes, bias=False, dtype=dtype)
+    layer.weight = nn.Parameter(w.T.contiguous(), requires_grad=False)
+    return lambda x: slope * torch.sin(layer(x.flatten(1)))
 
 
 @torch.no_grad()

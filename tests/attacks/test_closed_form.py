@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dat.attacks import FGSM, PGD, Attack
+from dat.attacks import FGSM, PGD, Attack, Free
 from dat.threat import ThreatModel
 
 EPS = 0.1
@@ -20,6 +20,8 @@ LINF_ATTACKS = [
     PGD(steps=1, random_start=False),
     FGSM(step_ratio=1, random_start=False),
     FGSM(step_ratio=2),
+    Free(),
+    Free(replays=3, step_ratio=0.4),
 ]
 """All have the way to the far side of the ball."""
 
@@ -68,6 +70,7 @@ def test_linf_optimum_in_the_box_is_the_clipped_corner(attack: Attack, eps: floa
         PGD(steps=10, random_start=False),
         PGD(steps=30, step_size=EPS, restarts=2),
         FGSM(step_ratio=1, random_start=False),
+        Free(),
     ],
     ids=repr,
 )

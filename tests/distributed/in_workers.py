@@ -15,7 +15,7 @@ from torch import nn
 
 from dat.attacks import PGD
 from dat.comm import Exchange, Team, WorkerError, World
-from dat.data import ImageData, Plan
+from dat.data import ImageData, Plan, Source, Supply
 from dat.models import build_model
 from dat.objectives import Adversarial
 from dat.optim import LAMB
@@ -85,11 +85,8 @@ def attack_is_silent(world: World) -> Any:
     for steps in (1, 5):
         data = images(24)
         plan = Plan(24, 12, parts=world.size, workers=world.size, seed=0)
-        owned = plan.owned(world.rank)
         worker = Worker(
-            data=data.take(owned),
-            owned=owned,
-            plan=plan,
+            supply=Supply([Source.of(data, plan, world.rank)], plan.steps),
             threat=ThreatModel(eps=0.1),
             attack=PGD(steps=steps),
             objective=Adversarial(),

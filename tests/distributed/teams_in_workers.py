@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from dat.attacks import PGD
 from dat.comm import Exchange, Team, World
-from dat.data import ImageData, Plan
+from dat.data import ImageData, Plan, Source, Supply
 from dat.models import build_model
 from dat.objectives import OBJECTIVES, Noisy
 from dat.optim import SGD
@@ -30,8 +30,10 @@ COPIES = 6
 
 
 def images(count: int) -> ImageData:
-    pictures = torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(5))
-    return ImageData.of(pictures, torch.arange(count) % 4, classes=4)
+    """In double precision, which ImageData.of would not keep."""
+    random = torch.Generator().manual_seed(5)
+    pictures = torch.rand(count, 3, 8, 8, generator=random, dtype=torch.float64)
+    return ImageData(pictures, torch.arange(count) % 4, classes=4)
 
 
 def main(folder: Path, size: int) -> None:
@@ -39,14 +41,11 @@ def main(folder: Path, size: int) -> None:
     for name, (network, objective, settings, mode) in CASES.items():
         plan = Plan(16, 8, parts=2, workers=world.size // size, seed=0)
         team = Team(world, size)
-        owned = plan.owned(team.number)
         model = build_model(network, 4, width=4).double()
         kind = OBJECTIVES[objective]
         assert issubclass(kind, Noisy)
         worker = Worker(
-            data=ImageData(images(16).images.double(), images(16).labels, 4).take(owned),
-            owned=owned,
-            plan=plan,
+            supply=Supply([Source.of(images(16), plan, team.number)], plan.steps),
             threat=ThreatModel(norm="l2", eps=0.3),
             attack=PGD(steps=3, random_start=True),
             objective=kind(sigma=0.2, copies=COPIES, **settings),

@@ -32,10 +32,10 @@ def test_replicas_with_batch_normalisation_stay_identical(seen: list[dict[str, A
 
 
 def test_every_byte_is_counted(seen: list[dict[str, Any]]) -> None:
-    """Gradients in a ring, plus three notes and the statistics from everyone to everyone."""
+    """Gradients in a ring, plus four notes and the statistics from everyone to everyone."""
     found = seen[0]["bn_replicas"]
     gradients = 2 * (WORKERS - 1) * 4 * found["parameters"]
-    notes = WORKERS * (WORKERS - 1) * 4 * (3 + found["statistics"])
+    notes = WORKERS * (WORKERS - 1) * 4 * (4 + found["statistics"])
     assert found["mb_per_step"] == pytest.approx((gradients + notes) / 1e6, rel=1e-4)
 
 

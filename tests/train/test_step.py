@@ -56,8 +56,8 @@ def trainer(world: World, model: nn.Module, **settings: object) -> Trainer:
 def by_hand(model: nn.Module, made: Trainer, clean_weight: float) -> None:
     """min over theta of lambda * loss + max over delta of loss, by plain SGD and PGD-3."""
     whole = data()
-    for step in range(made.plan.steps):
-        index = made.plan.draw(0, step, 0)
+    for step in range(made.supply.steps):
+        index = made.supply.sources[0].plan.draw(0, step, 0)
         x, y = whole.images[index], whole.labels[index]
         draws = Draws.of(0, "attack", 0, step, index=index)
         x_adv = x + EPS * (2 * draws.uniform(x.shape) - 1)

@@ -104,7 +104,7 @@ def test_averaged_weights_are_measured_beside_the_raw_ones(
 
 def test_the_schedule_sets_the_rate(trained: tuple[Trainer, list[EpochRecord], Diary]) -> None:
     trainer, records, _ = trained
-    steps = trainer.plan.steps
+    steps = trainer.steps
     for epoch, record in enumerate(records):
         assert record.lr == pytest.approx(0.05 * Cosine()(epoch + (steps - 1) / steps, 3))
 

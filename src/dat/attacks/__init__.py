@@ -9,16 +9,22 @@ from dat.attacks.apgd import APGD, TargetedAPGD
 from dat.attacks.base import Attack, Targeted
 from dat.attacks.fab import FAB
 from dat.attacks.fgsm import FGSM
+from dat.attacks.free import Free
 from dat.attacks.mode import attack_mode
+from dat.attacks.nfgsm import NFGSM
 from dat.attacks.none import NoAttack
 from dat.attacks.pgd import PGD
 from dat.attacks.square import Square
 from dat.attacks.victim import Loss, Victim
+from dat.attacks.yopo import YOPO
 
 ATTACKS: dict[str, type[Attack]] = {
     "none": NoAttack,
     "fgsm": FGSM,
+    "n-fgsm": NFGSM,
     "pgd": PGD,
+    "free": Free,
+    "yopo": YOPO,
     "apgd": APGD,
     "apgd-t": TargetedAPGD,
     "fab": FAB,
@@ -30,8 +36,11 @@ __all__ = [
     "ATTACKS",
     "FAB",
     "FGSM",
+    "NFGSM",
     "PGD",
+    "YOPO",
     "Attack",
+    "Free",
     "Loss",
     "NoAttack",
     "Square",

@@ -42,6 +42,11 @@ class Attack(Settings, ABC):
         may be left out."""
         return (self,)
 
+    @property
+    def reach(self) -> float:
+        """How far the examples may be from the image, in units of eps."""
+        return 1.0
+
     def cost(self) -> int:
         """Forward passes for a sample that withstands it, a backward pass counted as two."""
         return 0

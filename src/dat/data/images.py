@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 1e-6
+UNLABELLED = -1
+"""The label of an image that has none."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,18 @@ class ImageData:
                 f"(wrong in all: {len(wrong)})"
             )
         return cls(_in_range(images), labels, classes)
+
+    def without_labels(self) -> ImageData:
+        """The same images, as if nobody had labelled them."""
+        return ImageData(self.images, torch.full_like(self.labels, UNLABELLED), self.classes)
+
+    def labelled(self, labels: Tensor) -> ImageData:
+        """The same images with other labels."""
+        return ImageData.of(self.images, labels, classes=self.classes)
+
+    @property
+    def has_labels(self) -> bool:
+        return bool((self.labels != UNLABELLED).all())
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -33,6 +33,23 @@ def split_holdout(data: ImageData, share: float, seed: int) -> tuple[ImageData, 
     return data.take(order[count:].sort().values), data.take(order[:count].sort().values)
 
 
+def split_labels(data: ImageData, count: int, seed: int) -> tuple[ImageData, ImageData]:
+    """So many images, as evenly over the classes as it goes, and the rest."""
+    if not 0 < count < len(data):
+        raise ValueError(
+            f"data.labels = {count}: must be above 0 and below {len(data)}, all images"
+        )
+    order = torch.randperm(len(data), generator=generator(seed, "labels"))
+    ranks = torch.empty(len(data), dtype=torch.int64)
+    for label in range(data.classes):
+        own = order[data.labels[order] == label]
+        ranks[own] = torch.arange(len(own))  # the first of every class, then the second, ...
+    chosen = order[ranks[order].argsort(stable=True)][:count]
+    rest = torch.ones(len(data), dtype=torch.bool)
+    rest[chosen] = False
+    return data.take(chosen.sort().values), data.take(rest.nonzero().squeeze(1))
+
+
 def default_parts(workers: int, batch: int) -> int:
     """PARTS where the workers can share them out evenly, else one part a worker."""
     enough = batch >= 2 * PARTS or batch % PARTS == 0

@@ -108,7 +108,7 @@ def _arrays(path: Path) -> Splits:
     sets = []
     for split in ("train", "test"):
         try:
-            images = _channels_first(torch.from_numpy(arrays[f"x_{split}"]))
+            images = channels_first(torch.from_numpy(arrays[f"x_{split}"]))
             y = torch.from_numpy(labels[f"y_{split}"])
             sets.append(ImageData.of(images, y, classes=classes))
         except (TypeError, ValueError) as error:
@@ -122,7 +122,7 @@ def _labels(y: np.ndarray[Any, np.dtype[Any]], where: str) -> np.ndarray[Any, np
     return y.astype(np.int64)
 
 
-def _channels_first(images: Tensor) -> Tensor:
+def channels_first(images: Tensor) -> Tensor:
     """Arrays on disk often have the channels last; three or one in front means they are first."""
     if images.dim() == 4 and images.shape[3] in (1, 3) and images.shape[1] not in (1, 3):
         return images.permute(0, 3, 1, 2).contiguous()

@@ -6,19 +6,31 @@ To add one: a file here, a line below.
 
 from dat.objectives.adversarial import Adversarial
 from dat.objectives.base import Batch, Objective, Outcome, Team
+from dat.objectives.gradalign import GradAlign
+from dat.objectives.mart import MART
+from dat.objectives.pairing import LogitPairing
 from dat.objectives.smooth import Noisy, Smooth
 from dat.objectives.stability import Stability
+from dat.objectives.trades import TRADES
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "at": Adversarial,
+    "trades": TRADES,
+    "mart": MART,
+    "alp": LogitPairing,
+    "gradalign": GradAlign,
     "smooth": Smooth,
     "stability": Stability,
 }
 
 __all__ = [
+    "MART",
     "OBJECTIVES",
+    "TRADES",
     "Adversarial",
     "Batch",
+    "GradAlign",
+    "LogitPairing",
     "Noisy",
     "Objective",
     "Outcome",

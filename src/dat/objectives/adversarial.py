@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from dat.attacks import Loss, Victim
 from dat.fields import setting
 from dat.losses import cross_entropy
-from dat.objectives.base import Batch, Network, Objective, Outcome
+from dat.objectives.base import Batch, Network, Objective, Outcome, both
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,7 @@ class Adversarial(Objective):
         if self.clean_weight == 0:
             logits = model(x_adv)
             return Outcome(cross_entropy(logits, y, smoothing=self.label_smoothing), logits)
-        clean, adversarial = model(torch.cat((batch.x, x_adv))).chunk(2)
+        clean, adversarial = both(model, batch.x, x_adv)
         loss = self.clean_weight * cross_entropy(clean, y, smoothing=self.label_smoothing)
         loss = loss + cross_entropy(adversarial, y, smoothing=self.label_smoothing)
         return Outcome(loss, adversarial)

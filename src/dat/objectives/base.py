@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dat.attacks import Loss
 from dat.fields import SettingError, Settings
 from dat.rng import Draws
+from dat.threat import ThreatModel
 
 Network = Callable[[Tensor], Tensor]
 """Images in [0, 1] to logits: a module, or a module whose gradients are exchanged."""
@@ -62,18 +63,25 @@ class Batch:
     x: Tensor
     y: Tensor
     draws: Draws
+    threat: ThreatModel = field(default_factory=ThreatModel)
+    """What the adversary may do to these images."""
     team: Team = field(default_factory=Alone)
+    weight: Tensor | float = 1.0
+    """How much each sample counts."""
     _noise: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, seed: int = 0) -> Batch:
+    def of(cls, x: Tensor, y: Tensor, *, threat: ThreatModel | None = None, seed: int = 0) -> Batch:
         """Samples numbered 0, 1, ..."""
         index = torch.arange(len(x), device=x.device)
-        return cls(x, y, Draws.of(seed, "objective", index=index))
+        draws = Draws.of(seed, "objective", index=index)
+        return cls(x, y, draws, ThreatModel() if threat is None else threat)
 
     def pick(self, rows: Tensor) -> Batch:
         """Some of the samples, with their own streams."""
-        return Batch(self.x[rows], self.y[rows], self.draws.pick(rows), self.team)
+        weight = self.weight[rows] if isinstance(self.weight, Tensor) else self.weight
+        draws = self.draws.pick(rows)
+        return replace(self, x=self.x[rows], y=self.y[rows], draws=draws, weight=weight, _noise={})
 
     def noise(self, copy: int) -> Tensor:
         """Standard normal noise for the copy of that number of every image. It is drawn once: the
@@ -93,9 +101,22 @@ class Outcome(NamedTuple):
     """The logits of each adversarial example."""
 
 
+def both(model: Network, x: Tensor, x_adv: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits of clean and of adversarial images, from one forward pass."""
+    clean, adversarial = model(torch.cat((x, x_adv))).chunk(2)
+    return clean, adversarial
+
+
 @dataclass(frozen=True, kw_only=True)
 class Objective(Settings, ABC):
     """One choice of loss, phi and lambda."""
+
+    def check_labels(self) -> None:
+        """Refuse images without labels."""
+        raise SettingError(
+            "objective.name: only trades learns from images without labels; label them first "
+            "(dat label), or use trades"
+        )
 
     def check_team(self, size: int) -> None:
         """Refuse a team that cannot share out the work on an image."""

@@ -1,6 +1,12 @@
 """What people look at: progress while it runs, tables when it is done."""
 
-from dat.report.evaluations import show_certified, show_measured, show_sweep, warn
+from dat.report.evaluations import (
+    show_certified,
+    show_labelled,
+    show_measured,
+    show_sweep,
+    warn,
+)
 from dat.report.plots import Chart, bar_chart, check_picture, line_charts
 from dat.report.progress import Progress, counting, gauge
 from dat.report.tables import print_json, print_table, runs_table
@@ -17,6 +23,7 @@ __all__ = [
     "print_table",
     "runs_table",
     "show_certified",
+    "show_labelled",
     "show_measured",
     "show_sweep",
     "warn",

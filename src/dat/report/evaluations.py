@@ -75,6 +75,17 @@ def show_certified(found: dict[str, Any], *, as_json: bool, plot: Path | None) -
         line_charts(plot, [Chart({found["run"]: points}, x_axis="l2 radius", y_axis=axis)])
 
 
+def show_labelled(found: dict[str, Any], *, as_json: bool) -> None:
+    """How many pseudo-labels of each class, and how sure they are."""
+    if as_json:
+        print_json(found)
+        return
+    rows = [[str(number), str(count)] for number, count in enumerate(found["classes"])]
+    sure = ", ".join(f"{count} at {least} or more" for least, count in found["at_least"].items())
+    note = f"{found['images']} labels in {found['file']}. Confidence {found['confidence']:.3f} on "
+    print_table(["Class", "Images"], rows, note=f"{note}average; {sure}.")
+
+
 def _certified_note(found: dict[str, Any]) -> str:
     at_least = "" if found["mode"] == "fixed" else "at least "
     return (

@@ -17,6 +17,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 from dat.train import EpochRecord, Listener, StepReport, Trainer
+from dat.train.sentinel import Collapse
 
 
 def _bar(console: Console) -> Bar:
@@ -64,12 +65,12 @@ class Progress(Listener):
         self._console.quiet = not trainer.world.first  # one voice for all workers
         workers = "1 worker" if trainer.world.size == 1 else f"{trainer.world.size} workers"
         self._console.print(
-            f"{self._title}: {workers}, {trainer.plan.samples} images, "
-            f"{trainer.epochs} epochs of {trainer.plan.steps} steps, batch {trainer.batch}",
+            f"{self._title}: {workers}, {trainer.samples} images, "
+            f"{trainer.epochs} epochs of {trainer.steps} steps, batch {trainer.batch}",
             markup=False,
         )
         self._bar.start()
-        self._task = self._bar.add_task("starting", total=trainer.epochs * trainer.plan.steps)
+        self._task = self._bar.add_task("starting", total=trainer.epochs * trainer.steps)
 
     def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
         now = f"epoch {epoch + 1}/{trainer.epochs}  loss {report.loss:.3f}{self._state}"
@@ -85,6 +86,11 @@ class Progress(Listener):
                 f"{record.seconds:.2f} s, {share:.0f} % of it communicating",
                 markup=False,
             )
+
+    def collapsed(self, trainer: Trainer, collapse: Collapse) -> None:
+        self._console.print(f"warning: {collapse}", markup=False)
+        if collapse.back_to is not None:
+            self._bar.update(self._task, completed=collapse.back_to * trainer.steps)
 
     def ended(self, trainer: Trainer) -> None:
         self._bar.stop()

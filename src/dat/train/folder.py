@@ -4,6 +4,7 @@ config.yaml            every setting, resolved
 environment.json       versions, machine, workers, threads
 metrics.jsonl          one line an epoch
 result.json            the final figures
+warnings.txt           what the sentinel saw, if it saw something
 best.safetensors       weights with the highest RA on the held-out images
 last.safetensors       weights after the last whole epoch
 ema-best/ema-last.*    the same of the averaged weights, where they are kept
@@ -24,6 +25,7 @@ import yaml
 from torch import nn
 
 from dat.files import write_whole
+from dat.train.sentinel import Collapse
 from dat.train.step import StepReport
 from dat.train.trainer import EpochRecord, Listener, Trainer
 from dat.train.weights import save_weights
@@ -85,6 +87,10 @@ class RunFolder(Listener):
         for name, ratio in trainer.trust_ratios().items():
             self._events.add_scalar(f"trust_ratio/{name}", ratio, record.epoch)
         self._events.flush()
+
+    def collapsed(self, trainer: Trainer, collapse: Collapse) -> None:
+        with (self.path / "warnings.txt").open("a") as file:
+            file.write(f"{collapse}\n")
 
     def best_found(self, trainer: Trainer, name: str, model: nn.Module) -> None:
         self._save(model, f"{name}best")

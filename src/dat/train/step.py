@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from dat.attacks import Attack, attack_mode
+from dat.attacks import Attack, Free, attack_mode
 from dat.comm import Exchange, Team, Traffic
-from dat.data import ImageData, Plan, augment
+from dat.data import UNLABELLED, Supply, augment
 from dat.objectives import Batch, Objective, Outcome
 from dat.rng import Draws
 from dat.threat import ThreatModel
+from dat.train.perturbation import WeightAttack
 
 
 class NotFinite(ArithmeticError):
@@ -45,11 +46,8 @@ class StepReport(NamedTuple):
 class Worker:
     """Everything that worker i needs to take part."""
 
-    data: ImageData
-    """D(i): the images this worker owns."""
-    owned: Tensor
-    """The numbers of those images in the whole training set, ascending."""
-    plan: Plan
+    supply: Supply
+    """D(i): the images this worker owns, and when it draws which of them."""
     threat: ThreatModel
     attack: Attack
     objective: Objective
@@ -60,43 +58,78 @@ class Worker:
     seed: int = 0
     augmentation: str = "none"
     attack_bn: str = "eval"
+    weights: WeightAttack = field(default_factory=WeightAttack)
+    replayed: list[Tensor] = field(default_factory=list)
+    """Free AT: the adversarial images of the last replay."""
+
+    @property
+    def replays(self) -> int:
+        """How often a batch is trained on in a row."""
+        return self.attack.replays if isinstance(self.attack, Free) else 1
 
     def draw(self, epoch: int, step: int) -> Batch:
         """The worker's share of a global batch."""
-        index = self.plan.draw(epoch, step, self.team.number)
-        rows = torch.searchsorted(self.owned, index)
-        x, y = self.data.batch(rows, self.exchange.world.device)
-        index = index.to(x.device)
-        streams = Draws.of(self.seed, "augment", epoch, step, index=index)
+        number, device = step // self.replays, self.exchange.world.device
+        x, y, index, weight = self.supply.draw(epoch, number, self.team.number, device)
+        streams = Draws.of(self.seed, "augment", epoch, number, index=index)
         draws = Draws.of(self.seed, "objective", epoch, step, index=index)
-        return Batch(augment(x, self.augmentation, streams), y, draws, self.team)
+        x = augment(x, self.augmentation, streams)
+        return Batch(x, y, draws, self.threat, self.team, weight)
+
+    def perturb(self, batch: Batch, epoch: int, step: int) -> Tensor:
+        """Adversarial examples, found on the bare module: nothing is communicated but by a team."""
+        if isinstance(self.attack, Free):
+            again = step % self.replays and self.replayed
+            return (self.replayed[0] if again else batch.x.clone()).requires_grad_(True)
+        model = self.exchange.module
+        with attack_mode(model, self.attack_bn), self.team.one_batch(model):
+            streams = Draws.of(self.seed, "attack", epoch, step, index=batch.draws.index)
+            return self.attack(self.objective.phi(model, batch), batch.x, self.threat, streams)
+
+    def remember(self, batch: Batch, x_adv: Tensor) -> None:
+        """Free AT: the backward pass of the update has given the attack's gradient as well."""
+        if isinstance(self.attack, Free):
+            gradient = x_adv.grad
+            assert gradient is not None
+            further = self.attack.ascend(x_adv.detach(), gradient, batch.x, self.threat)
+            self.replayed[:] = [further]
+
+    def forward(self, batch: Batch, x_adv: Tensor) -> Outcome:
+        """The objective at the worker's share of the batch."""
+        self.optimizer.zero_grad()
+        with self.team.one_batch(self.exchange.module):
+            return self.objective.loss(self.exchange, batch, x_adv)
+
+    def backward(self, outcome: Outcome, batch: Batch) -> None:
+        """The worker's share of the gradient of the mean, which the exchange sums up."""
+        ((outcome.loss * batch.weight).sum() / self.supply.batch).backward()
 
 
 def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
     """Algorithm A1, steps 4 to 12."""
-    exchange, objective, team = worker.exchange, worker.objective, worker.team
-    model = exchange.module
+    exchange = worker.exchange
 
     # Step 4: draw a batch from the worker's own data.
     batch = worker.draw(epoch, step)
 
-    # Step 5, eq. (A1): attack each sample. On the bare module, so nothing is communicated.
-    with attack_mode(model, worker.attack_bn), team.one_batch(model):
-        streams = Draws.of(worker.seed, "attack", epoch, step, index=batch.draws.index)
-        x_adv = worker.attack(objective.phi(model, batch), batch.x, worker.threat, streams)
+    # Step 5, eq. (A1): attack each sample.
+    x_adv = worker.perturb(batch, epoch, step)
 
-    # Step 6, eq. (A2): the local share of the gradient of lambda * loss + phi.
-    worker.optimizer.zero_grad()
-    with team.one_batch(model):
-        outcome = objective.loss(exchange, batch, x_adv)
-    settle = exchange.share(_notes(outcome, batch))
+    def descend() -> None:
+        worker.backward(worker.forward(batch, x_adv), batch)
 
-    # Steps 7 to 10, eq. (A3): each bucket of the gradient is quantized, summed over the workers and
-    # quantized again, as the protocol has it, while the backward goes on.
-    exchange.begin(epoch, step)
-    (outcome.loss.sum() / worker.plan.batch).backward()
-    loss, accuracy = _sum_up(settle(), epoch, step)
-    _check_gradient(model, epoch, step)
+    with worker.weights(exchange, epoch, step, descend):  # AWP, if it was asked for
+        # Step 6, eq. (A2): the local share of the gradient of lambda * loss + phi.
+        outcome = worker.forward(batch, x_adv)
+        settle = exchange.share(_notes(outcome, batch))
+
+        # Steps 7 to 10, eq. (A3): each bucket of the gradient is quantized, summed over the workers
+        # and quantized again, as the protocol has it, while the backward goes on.
+        exchange.begin(epoch, step)
+        worker.backward(outcome, batch)
+        loss, accuracy = _sum_up(settle(), epoch, step)
+        _check_gradient(exchange.module, epoch, step)
+    worker.remember(batch, x_adv)
 
     # Step 12, eq. (A4): every worker takes the same outer step.
     worker.optimizer.step()
@@ -104,21 +137,23 @@ def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
 
 
 def _notes(outcome: Outcome, batch: Batch) -> Tensor:
-    """Summed loss, right answers, and images; of the two that a team has in common, a share."""
+    """Summed loss, right answers, labels and images; of what a team has in common, a share."""
     y, share = batch.y, 1 / batch.team.size
     right = (outcome.logits.argmax(1) == y).sum() * share
-    return torch.stack((outcome.loss.sum(), right, torch.tensor(len(y) * share, device=y.device)))
+    labels = (y != UNLABELLED).sum() * share
+    images = torch.tensor(len(y) * share, device=y.device)
+    return torch.stack(((outcome.loss * batch.weight).sum(), right, labels, images))
 
 
 def _sum_up(notes: Tensor, epoch: int, step: int) -> tuple[float, float]:
     """Sum up the workers' notes; all of them see a broken loss in the same step, and stop."""
-    for rank, (loss, _, _) in enumerate(notes.tolist()):
+    for rank, (loss, *_) in enumerate(notes.tolist()):
         if not math.isfinite(loss):
             raise NotFinite(
                 f"worker {rank}, epoch {epoch + 1}, step {step + 1}: the loss is {loss}; {ADVICE}"
             )
-    loss, right, count = notes.double().sum(0).tolist()
-    return loss / count, 100.0 * right / count
+    loss, right, labels, images = notes.double().sum(0).tolist()
+    return loss / images, 100.0 * right / max(labels, 1)
 
 
 def _check_gradient(model: nn.Module, epoch: int, step: int) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from dat.attacks import PGD, Attack
+from dat.attacks import PGD, Attack, Free
 from dat.comm import (
     Buckets,
     Default,
@@ -23,12 +23,14 @@ from dat.comm import (
     World,
     check_team,
 )
-from dat.data import ImageData, Plan
+from dat.data import ImageData, Mix, supply
 from dat.evaluation import Accuracy, evaluate
 from dat.objectives import Adversarial, Objective
 from dat.optim import EMA, LAMB, Layerwise, OuterOracle, Piecewise, Schedule, set_rate
 from dat.rng import seeded
 from dat.threat import ThreatModel
+from dat.train.perturbation import WeightAttack
+from dat.train.sentinel import Collapse, Sentinel, Snapshot
 from dat.train.step import ADVICE, NotFinite, StepReport, Worker, dat_step
 
 
@@ -65,6 +67,7 @@ class Listener:
     def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None: ...
     def best_found(self, trainer: Trainer, name: str, model: nn.Module) -> None: ...
     def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None: ...
+    def collapsed(self, trainer: Trainer, collapse: Collapse) -> None: ...
     def ended(self, trainer: Trainer) -> None: ...
 
 
@@ -75,6 +78,10 @@ class Trainer:
     model: nn.Module
     data: ImageData
     """The whole training set; the worker then keeps only the part that it owns."""
+    unlabelled: ImageData | None = None
+    """More images, with pseudo-labels or without any; the worker keeps a part of them as well."""
+    mix: Mix = field(default_factory=Mix)
+    """How they go into a batch."""
     holdout: ImageData | None = None
     """Held-out training images by whose RA the best weights are chosen; none: the last are."""
     threat: ThreatModel = field(default_factory=ThreatModel)
@@ -100,6 +107,10 @@ class Trainer:
     select_every: int = 1
     """Epochs from one measurement on the held-out images to the next; the last one is measured."""
     ema: float = 0.0
+    sentinel: Sentinel = field(default_factory=Sentinel)
+    """Watches single-step training for a collapse."""
+    weight_attack: WeightAttack = field(default_factory=WeightAttack)
+    """AWP, if it is asked for."""
     quantizer: Quantizer = field(default_factory=Buckets)
     """In how many bits the gradient is sent; 32 unless another is asked for."""
     protocol: Protocol = field(default_factory=Default)
@@ -117,15 +128,21 @@ class Trainer:
         check_team(self.world.size, self.team)
         self.objective.check_team(self.team)
         self.model.to(self.world.device)
-        self.plan = Plan(
-            len(self.data),
-            self.batch,
+        if self.unlabelled is not None and not self.unlabelled.has_labels:
+            self.objective.check_labels()
+        self.samples = len(self.data) + len(self.unlabelled or ())
+        self.supply = supply(
+            self.data,
+            self.unlabelled,
+            self.mix,
+            batch=self.batch,
             parts=self.parts,
             workers=self.world.size // self.team,
+            place=self.world.rank // self.team,
             seed=self.seed,
         )
-        self._owned = self.plan.owned(self.world.rank // self.team)
-        self.data = self.data.take(self._owned)
+        self.data, *rest = (source.data for source in self.supply.sources)
+        self.unlabelled = rest[0] if rest else None
         if isinstance(self.optimizer, OuterOracle):
             self._minimiser = self.optimizer(self.model, batch=self.batch)
         else:
@@ -135,6 +152,9 @@ class Trainer:
         self._averaged: EMA | None = None
         self._best: dict[str, tuple[Accuracy | None, int]] = {}
         self._best_models: dict[str, nn.Module] = {}
+        self._seen: list[float] = []
+        self._good: Snapshot | None = None
+        self.collapses: list[Collapse] = []
 
     def trust_ratios(self) -> dict[str, float]:
         """LALR's ratio of each adapted layer in the last step, by its name."""
@@ -154,9 +174,7 @@ class Trainer:
         )
         self._averaged = EMA(self.model, self.ema) if self.ema else None
         self.worker = Worker(
-            data=self.data,
-            owned=self._owned,
-            plan=self.plan,
+            supply=self.supply,
             threat=self.threat,
             attack=self.attack,
             objective=self.objective,
@@ -166,18 +184,62 @@ class Trainer:
             seed=self.seed,
             augmentation=self.augmentation,
             attack_bn=self.attack_bn,
+            weights=self.weight_attack,
         )
+
+    @property
+    def steps(self) -> int:
+        """Updates in an epoch."""
+        attack = self.worker.attack if hasattr(self, "worker") else self.attack
+        return self.supply.steps * (attack.replays if isinstance(attack, Free) else 1)
 
     def fit(self) -> list[EpochRecord]:
         """Train; afterwards `model` holds the last weights and `best_model` the best."""
         self._connect()
         self._tell("started")
+        records: list[EpochRecord] = []
         try:
-            records = [self._epoch(epoch) for epoch in range(self.epochs)]
+            while len(records) < self.epochs:
+                records.append(self._epoch(len(records)))
+                collapse = self._watch(records[-1])
+                if collapse and collapse.back_to is not None:
+                    del records[collapse.back_to :]
+                elif collapse and collapse.action == "stop":
+                    break
             self.worker.exchange.close()
         finally:
             self._tell("ended")
         return records
+
+    def _watch(self, record: EpochRecord) -> Collapse | None:
+        """Look for catastrophic overfitting; all workers see the same."""
+        if self.holdout is None or not self.sentinel.watches(self.worker.attack):
+            return None
+        ra = record.holdout_ra
+        if ra is None:
+            few = torch.arange(min(len(self.holdout), self.sentinel.images))
+            ra = self._accuracy(self.model, self.holdout.take(few)).ra
+        self._seen.append(ra)
+        if not self.sentinel.collapsed(self._seen):
+            state = self.model, self.worker.optimizer, self._averaged
+            self._good = Snapshot.of(record.epoch, *state) if self._rescues else None
+            return None
+        *before, now = self._seen
+        back_to = self._good.epoch if self._good else None
+        collapse = Collapse(record.epoch, max(before), now, self.sentinel.action, back_to)
+        self.collapses.append(collapse)
+        self._tell("collapsed", collapse)
+        if self._good:
+            self._good.restore(self.model, self.worker.optimizer, self._averaged)
+            self.worker = replace(self.worker, attack=self.sentinel.rescue)
+            del self._seen[self._good.epoch :]
+            self._good = None
+        return collapse
+
+    @property
+    def _rescues(self) -> bool:
+        """One rescue: what collapses again is beyond it."""
+        return self.sentinel.action == "rescue" and not self.collapses
 
     def models(self) -> dict[str, nn.Module]:
         """The raw weights and, where they are kept, the averaged ones, by file-name prefix."""
@@ -195,8 +257,8 @@ class Trainer:
         self.model.train()
         start, loss, right = time.perf_counter(), 0.0, 0.0
         traffic = Traffic(0, 0.0, 0.0)
-        for step in range(self.plan.steps):
-            factor = self.schedule(epoch + step / self.plan.steps, self.epochs)
+        for step in range(self.steps):
+            factor = self.schedule(epoch + step / self.steps, self.epochs)
             set_rate(self.worker.optimizer, factor)
             with seeded(self.world.device, self.seed, "model", epoch, step, self.world.rank):
                 report = dat_step(self.worker, epoch, step)
@@ -205,7 +267,7 @@ class Trainer:
             loss, right = loss + report.loss, right + report.accuracy
             traffic = traffic.plus(report.traffic)
             self._tell("step_ended", epoch, report)
-        seconds, steps = time.perf_counter() - start, self.plan.steps
+        seconds, steps = time.perf_counter() - start, self.steps
         self._check_weights(epoch)
         record = EpochRecord(
             epoch=epoch + 1,
@@ -230,14 +292,14 @@ class Trainer:
             (seconds, traffic.busy, traffic.exposed, traffic.sent), dtype=torch.float64
         )
         everyone = self.world.gather(mine)
-        slowest, sent = everyone.amax(0).tolist(), everyone[:, 3] / self.plan.steps / 1e6
+        slowest, sent = everyone.amax(0).tolist(), everyone[:, 3] / self.steps / 1e6
         return {
             "seconds": slowest[0],
             "comm_seconds": slowest[1],
             "exposed_seconds": slowest[2],
             "mb_per_step": float(sent.sum()),
             "mb_busiest": float(sent.max()),
-            "mb_epoch": float(sent.sum()) * self.plan.steps,
+            "mb_epoch": float(sent.sum()) * self.steps,
         }
 
     def _select(self, epoch: int) -> dict[str, float]:
@@ -261,9 +323,12 @@ class Trainer:
     def _measure(self, model: nn.Module) -> Accuracy | None:
         if self.holdout is None:
             return None
+        return self._accuracy(model, self.holdout)
+
+    def _accuracy(self, model: nn.Module, images: ImageData) -> Accuracy:
         return evaluate(
             self.objective.deployed(model),
-            self.holdout,
+            images,
             threat=self.threat,
             attack=self.selection,
             seed=self.seed,
