@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dat.attacks import FGSM, PGD, Attack
+from dat.attacks import FGSM, PGD, Attack, Free, NoAttack
 from dat.comm import World
-from dat.data import ImageData
-from dat.objectives import Adversarial
+from dat.data import ImageData, Mix, Supply
+from dat.objectives import TRADES, Adversarial
 from dat.optim import SGD, Constant
 from dat.rng import Draws
 from dat.threat import ThreatModel
 from dat.train import NotFinite, Trainer
+from dat.train.perturbation import WeightAttack
 
 EPS, RATE, BATCH = 0.1, 0.3, 12
 
@@ -120,3 +121,110 @@ def test_a_broken_loss_names_worker_epoch_and_step(world: World, attack: Attack)
         made.fit()
     weights = [parameter.isfinite().all() for parameter in made.model.parameters()]
     assert all(weights)
+
+
+def test_free_training_equals_the_loop_by_hand(world: World) -> None:
+    """Every batch three times; each backward pass moves the weights and the perturbation."""
+    model, other = net(), net()
+    made = trainer(world, model, attack=Free(replays=3))
+    assert made.steps == 3 * made.supply.steps
+    made.fit()
+    whole = data()
+    for number in range(made.supply.steps):
+        index = made.supply.sources[0].plan.draw(0, number, 0)
+        x, y = whole.images[index], whole.labels[index]
+        delta = torch.zeros_like(x)
+        for _ in range(3):
+            x_adv = (x + delta).detach().requires_grad_()
+            other.zero_grad()
+            F.cross_entropy(other(x_adv), y).backward()
+            assert x_adv.grad is not None
+            delta = (delta + EPS * x_adv.grad.sign()).clamp(-EPS, EPS)
+            delta = (x + delta).clamp(0, 1) - x
+            descend(other)
+    assert_same(model, other)
+
+
+@pytest.mark.parametrize("gamma", [0.01, 0.1])
+def test_weight_perturbation_equals_the_loop_by_hand(world: World, gamma: float) -> None:
+    model, other = net(), net()
+    made = trainer(world, model, attack=NoAttack(), weight_attack=WeightAttack(gamma))
+    made.fit()
+    whole = data()
+    for step in range(made.supply.steps):
+        index = made.supply.sources[0].plan.draw(0, step, 0)
+        x, y = whole.images[index], whole.labels[index]
+        other.zero_grad()
+        F.cross_entropy(other(x), y).backward()
+        before = copy.deepcopy(other.state_dict())
+        with torch.no_grad():
+            for weight in other.parameters():
+                if weight.dim() > 1:
+                    assert weight.grad is not None
+                    weight.add_(gamma * weight.norm() * weight.grad / weight.grad.norm())
+        other.zero_grad()
+        F.cross_entropy(other(x), y).backward()
+        other.load_state_dict(before)
+        descend(other)
+    assert_same(model, other)
+
+
+def test_weight_perturbation_waits_for_its_epoch(world: World) -> None:
+    plain, late = net(), net()
+    trainer(world, plain).fit()
+    trainer(world, late, weight_attack=WeightAttack(0.5, warmup=1)).fit()
+    assert_same(plain, late, exactly=True)
+
+
+def test_weight_perturbation_leaves_batch_statistics_alone(world: World) -> None:
+    """They are those of one forward pass a step, not of two."""
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))
+    made = trainer(world, model, attack=NoAttack(), weight_attack=WeightAttack(0.1))
+    made.fit()
+    norm = model[1]
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert int(norm.num_batches_tracked or 0) == made.steps
+
+
+def descend(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.sub_(RATE * parameter.grad)
+
+
+def assert_same(one: nn.Module, other: nn.Module, *, exactly: bool = False) -> None:
+    tolerance = 0.0 if exactly else 1e-5
+    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_images_without_labels_are_only_for_objectives_that_need_none(world: World) -> None:
+    rest = data().without_labels()
+    with pytest.raises(ValueError, match="only trades learns from images without labels"):
+        trainer(world, net(), unlabelled=rest)
+    trainer(world, net(), unlabelled=rest, objective=TRADES())
+
+
+def test_labelled_and_unlabelled_images_count_as_they_should(world: World) -> None:
+    """One step by hand: 8 labelled images with CE and KL, 4 unlabelled ones with a quarter of the
+    KL."""
+    model, other = net(), net()
+    rest = data(20).without_labels()
+    made = trainer(
+        *(world, model),
+        unlabelled=rest,
+        mix=Mix(share=1 / 3, weight=0.25),
+        objective=TRADES(beta=2.0),
+        attack=NoAttack(),
+    )
+    batch = made.supply.draw(0, 0, 0, torch.device("cpu"))
+    assert (batch.y == -1).tolist() == [False] * 8 + [True] * 4
+    assert (batch.numbers[8:] >= 36).all() and (batch.numbers[:8] < 36).all()
+    made.supply = Supply(made.supply.sources, 1)
+    made.fit()
+    logits = other(batch.x)
+    loss = F.cross_entropy(logits[:8], batch.y[:8], reduction="sum") / 12
+    loss.backward()  # without an attack the KL is 0, and so is its gradient
+    descend(other)
+    assert_same(model, other)
