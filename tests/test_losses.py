@@ -6,13 +6,23 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from dat.losses import cross_entropy, dlr, lead, margin, targeted_dlr
+from dat.losses import (
+    NO_LABEL,
+    boosted_cross_entropy,
+    cross_entropy,
+    divergence,
+    dlr,
+    lead,
+    margin,
+    targeted_dlr,
+)
 
 
 def logits_and_labels(n: int = 6, classes: int = 4) -> tuple[Tensor, Tensor]:
@@ -49,6 +59,151 @@ def test_cross_entropy_has_the_gradient_softmax_minus_label() -> None:
 def test_cross_entropy_of_extreme_logits_is_finite() -> None:
     logits = torch.tensor([[1e4, -1e4], [-1e4, 1e4]])
     assert cross_entropy(logits, torch.tensor([0, 0])).tolist() == [0.0, 2e4]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_cross_entropy_without_a_label_is_nought_and_teaches_nothing(smoothing: float) -> None:
+    logits, labels = logits_and_labels()
+    some = torch.where(torch.arange(6) % 2 == 0, NO_LABEL, labels)
+    logits.requires_grad_(True)
+    found = cross_entropy(logits, some, smoothing=smoothing)
+    assert found[::2].tolist() == [0, 0, 0]
+    torch.testing.assert_close(
+        found[1::2], cross_entropy(logits, labels, smoothing=smoothing)[1::2]
+    )
+    (gradient,) = torch.autograd.grad(found.sum(), logits)
+    assert not gradient[::2].any() and gradient[1::2].any(1).all()
+
+
+def two_predictions(n: int = 8, classes: int = 4, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    p, q = 3 * torch.randn(2, n, classes, generator=random, dtype=torch.float64)
+    return p, q
+
+
+@pytest.mark.parametrize("classes", [2, 4, 10])
+def test_divergence_is_that_of_scipy_and_of_torch(classes: int) -> None:
+    clean, other = two_predictions(classes=classes)
+    found = divergence(clean, other)
+    assert found.shape == (8,)
+    p, q = clean.softmax(1), other.softmax(1)
+    np.testing.assert_allclose(found, scipy.stats.entropy(p, q, axis=1), rtol=1e-9)
+    by_torch = F.kl_div(other.log_softmax(1), p, reduction="none").sum(1)
+    torch.testing.assert_close(found, by_torch)
+    # the other way round it is another number
+    assert (found - divergence(other, clean)).abs().min() > 1e-3
+
+
+def test_divergence_has_the_gradients_of_the_formula() -> None:
+    """By q's logits it is q - p; by p's it is p * (log(p / q) - KL)."""
+    clean, other = (logits.requires_grad_(True) for logits in two_predictions())
+    found = divergence(clean, other)
+    by_clean, by_other = torch.autograd.grad(found.sum(), (clean, other))
+    p, q = clean.softmax(1), other.softmax(1)
+    torch.testing.assert_close(by_other, q - p)
+    torch.testing.assert_close(by_clean, p * ((p / q).log() - found.unsqueeze(1)))
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(
+    seed=st.integers(0, 10**6),
+    classes=st.integers(2, 12),
+    scale=st.sampled_from([1e-6, 1.0, 10.0, 1e4]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_divergence_is_never_below_nought(
+    seed: int, classes: int, scale: float, dtype: torch.dtype
+) -> None:
+    clean, other = (scale * z.to(dtype) for z in two_predictions(classes=classes, seed=seed))
+    found = divergence(clean, other)
+    assert found.isfinite().all()
+    assert (found >= -4 * torch.finfo(dtype).eps).all()
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(
+    seed=st.integers(0, 10**6),
+    classes=st.integers(2, 12),
+    shift=st.floats(-100, 100),
+    bump=st.floats(0.01, 10),
+)
+def test_divergence_is_nought_where_the_predictions_are_equal_and_only_there(
+    seed: int, classes: int, shift: float, bump: float
+) -> None:
+    """A shift of the logits changes no prediction, a higher logit does."""
+    clean, _ = two_predictions(classes=classes, seed=seed)
+    assert (divergence(clean, clean) == 0).all()
+    assert divergence(clean, clean + shift).abs().max() < 1e-12
+    other = clean.clone()
+    other[:, seed % classes] += bump
+    apart = (clean.softmax(1) - other.softmax(1)).abs().sum(1)
+    found = divergence(clean, other)
+    assert (found > 0).all()
+    assert (found >= apart.square() / 2 * (1 - 1e-6)).all()  # Pinsker's inequality
+
+
+def boosted_of(z: Tensor, label: int) -> Tensor:
+    """-log p(label) - log(1 - the largest other p), with exp and log as they stand."""
+    p = z.exp() / z.exp().sum()
+    others = torch.cat((p[:label], p[label + 1 :]))
+    return -torch.log(p[label]) - torch.log(1 - others.max())
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4, 10])
+def test_boosted_cross_entropy_is_the_formula(classes: int) -> None:
+    logits, labels = logits_and_labels(60, classes)
+    right = logits.argmax(1) == labels
+    assert right.any() and not right.all()
+    found = boosted_cross_entropy(logits, labels)
+    assert found.shape == (60,)
+    rows = zip(logits, labels.tolist(), strict=True)
+    torch.testing.assert_close(found, torch.stack([boosted_of(z, label) for z, label in rows]))
+
+
+def test_boosted_cross_entropy_is_finite_where_the_formula_is_not() -> None:
+    """1 - p is 0 once p rounds to 1; the sum of the others never is."""
+    logits = torch.tensor([[100.0, 0, 0], [300, 0, 0], [0, 500, 1]], dtype=torch.float64)
+    labels = torch.tensor([1, 1, 2])
+    naive = [boosted_of(z, label) for z, label in zip(logits, labels.tolist(), strict=True)]
+    assert torch.stack(naive).tolist() == [torch.inf] * 3
+    found = boosted_cross_entropy(logits, labels)
+    # log p(label) is z - the top; log(1 - p) is the logarithm of what is left
+    expected = [200 - np.log(2), 600 - np.log(2), 499 + 500 - np.log(1 + np.e)]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e10, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_two_predictions_far_apart_have_finite_losses_and_gradients(
+    scale: float, dtype: torch.dtype
+) -> None:
+    rows = torch.eye(4, dtype=dtype) * scale
+    clean, other = rows.repeat(4, 1), rows.repeat_interleave(4, 0)
+    labels = torch.arange(4).repeat(4)
+    clean.requires_grad_(True), other.requires_grad_(True)
+    apart, boosted = divergence(clean, other), boosted_cross_entropy(other, labels)
+    same = labels == torch.arange(4).repeat_interleave(4)
+    # KL and -log p(label) are one difference of logits, and -log(1 - p) is another
+    torch.testing.assert_close(apart, torch.where(same, 0.0, scale).to(dtype))
+    torch.testing.assert_close(
+        boosted, torch.where(same, 0.0, 2 * scale).to(dtype), rtol=1e-3, atol=1e-3
+    )
+    for gradient in torch.autograd.grad((apart + boosted).sum(), (clean, other)):
+        assert gradient.isfinite().all()
+
+
+def test_boosted_cross_entropy_of_two_classes_is_twice_the_cross_entropy() -> None:
+    """There 1 - p of the other class is p of the label."""
+    logits, labels = logits_and_labels(30, 2)
+    found = boosted_cross_entropy(logits, labels)
+    torch.testing.assert_close(found, 2 * cross_entropy(logits, labels))
+
+
+def test_gradient_of_the_boosted_cross_entropy_is_that_of_the_formula() -> None:
+    logits, labels = logits_and_labels(12)
+    logits.requires_grad_(True)
+    assert torch.autograd.gradcheck(lambda z: boosted_cross_entropy(z, labels), logits)
+    assert torch.autograd.gradcheck(divergence, (logits, logits.detach().flip(0).requires_grad_()))
 
 
 def margin_of(z: list[float], label: int) -> float:

@@ -49,7 +49,16 @@ if TYPE_CHECKING:
         evaluate,
         sweep,
     )
-    from dat.models import Normalize, build_model, fold, normalized
+    from dat.models import (
+        Normalize,
+        Resized,
+        build_model,
+        fold,
+        freeze,
+        normalized,
+        rate_factors,
+        replace_head,
+    )
     from dat.objectives import Adversarial, Batch, Objective, Smooth, Stability
     from dat.optim import (
         EMA,
@@ -62,6 +71,7 @@ if TYPE_CHECKING:
         Cosine,
         Cyclic,
         Piecewise,
+        scale_rates,
     )
     from dat.report import Progress
     from dat.smoothing import Smoothed
@@ -107,7 +117,16 @@ _ROOMS = {
         "evaluate",
         "sweep",
     ),
-    "models": ("Normalize", "build_model", "fold", "normalized"),
+    "models": (
+        "Normalize",
+        "Resized",
+        "build_model",
+        "fold",
+        "freeze",
+        "normalized",
+        "rate_factors",
+        "replace_head",
+    ),
     "objectives": ("Adversarial", "Batch", "Objective", "Smooth", "Stability"),
     "optim": (
         "EMA",
@@ -120,6 +139,7 @@ _ROOMS = {
         "Cosine",
         "Cyclic",
         "Piecewise",
+        "scale_rates",
     ),
     "report": ("Progress",),
     "smoothing": ("Smoothed",),
@@ -163,6 +183,7 @@ __all__ = [
     "PerTensor",
     "Piecewise",
     "Progress",
+    "Resized",
     "Ring",
     "RunConfig",
     "RunFolder",
@@ -184,10 +205,14 @@ __all__ = [
     "certify",
     "evaluate",
     "fold",
+    "freeze",
     "load_weights",
     "normalized",
     "predict",
+    "rate_factors",
+    "replace_head",
     "save_weights",
+    "scale_rates",
     "sweep",
 ]
 

@@ -64,6 +64,18 @@ def _parser() -> argparse.ArgumentParser:
             "  dat train digits threat.eps=0.2 seed=1 --out runs/stronger",
         )
     )
+    _finetune_arguments(
+        add(
+            "finetune",
+            "train by a recipe from pre-trained weights, with a new head",
+            "  dat finetune runs/pretrained my.yaml train.epochs=3 --workers 2\n"
+            "  dat finetune runs/pretrained my.yaml finetune.layers=head --weights ema-best\n"
+            "  dat finetune runs/pretrained my.yaml finetune.size=64 finetune.decay=0.7\n"
+            "  dat finetune --model mynets.small:Net --weights net.pt my.yaml finetune.size=224\n"
+            "Images smaller than those of the pre-trained run are up-sampled inside the model:\n"
+            "attacks and threat.eps stay in the pixels of your images.",
+        )
+    )
     _evaluate_arguments(
         add(
             "evaluate",
@@ -211,10 +223,28 @@ def _measuring_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _train_arguments(train: argparse.ArgumentParser) -> None:
     _recipe_arguments(train)
-    _workers_argument(train)
-    train.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (runs/RECIPE)")
-    train.add_argument("--overwrite", action="store_true", help="replace the run in that folder")
-    train.add_argument("--quiet", action="store_true", help="show no progress")
+    _fit_arguments(train, "runs/RECIPE")
+
+
+def _finetune_arguments(finetune: argparse.ArgumentParser) -> None:
+    finetune.add_argument(
+        "mixed",
+        nargs="+",
+        metavar="RUN RECIPE key=value",
+        help="the pre-trained run's folder; a built-in name or a .yaml file; settings",
+    )
+    finetune.add_argument(
+        "--weights", metavar="W", help=f"{', '.join(WEIGHTS)}, or a file (the run's best)"
+    )
+    finetune.add_argument("--model", metavar="M:F", help="instead of RUN: package.module:factory")
+    _fit_arguments(finetune, "runs/RECIPE-finetuned")
+
+
+def _fit_arguments(parser: argparse.ArgumentParser, usual: str) -> None:
+    _workers_argument(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"the run's folder ({usual})")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run in that folder")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def _evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:

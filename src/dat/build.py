@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import torch
 import yaml
 from torch import nn
 
-from dat.attacks import ATTACKS, FGSM, PGD, NoAttack, attack_mode
+from dat.attacks import ATTACKS, FGSM, NFGSM, PGD, YOPO, Free, NoAttack, attack_mode
 from dat.comm import Auto, World, choose, protocol_name, quantizer_name
 from dat.config import DataConfig, RunConfig, merge
 from dat.data import (
@@ -27,8 +28,17 @@ from dat.data import (
 )
 from dat.evaluation import Assessment, assess
 from dat.evaluation.suites import AUTOATTACK, CLEAN, suite
+from dat.finetune import finetuned, outer_oracle, settle
 from dat.models import build_model, normalized
-from dat.objectives import Noisy, Smooth
+from dat.objectives import (
+    MART,
+    TRADES,
+    Adversarial,
+    GradAlign,
+    LogitPairing,
+    Noisy,
+    Smooth,
+)
 from dat.optim import LSGD, SGD
 from dat.report import Progress
 from dat.train import EpochRecord, RunFolder, Trainer
@@ -48,7 +58,10 @@ def make_world(config: RunConfig) -> World:
     )
 
 
-def make_model(config: RunConfig, data: Splits) -> nn.Module:
+def make_model(config: RunConfig, data: Splits, *, start: bool = False) -> nn.Module:
+    """The network; to `start` training with the weights that fine-tuning starts from."""
+    if config.finetune.weights is not None:
+        return finetuned(config, data, start=start)
     net = build_model(
         config.model.name,
         data.train.classes,
@@ -126,7 +139,7 @@ def unlabelled_data(
 def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
     images = training_data(config, data)
     check_attacks(config, data.train.classes)
-    model = make_model(config, data)
+    model = make_model(config, data, start=True)
     check_model(model, data.train)
     return Trainer(
         model=model,
@@ -141,7 +154,7 @@ def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
         threat=config.threat,
         attack=config.attack,
         objective=config.objective,
-        optimizer=config.optimizer,
+        optimizer=outer_oracle(config),
         schedule=config.schedule,
         epochs=config.train.epochs,
         batch=config.train.batch,
@@ -163,14 +176,21 @@ def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
 
 
 def train(
-    config: RunConfig, recipe: str, out: Path, *, overwrite: bool = False, quiet: bool = False
+    asked: RunConfig,
+    recipe: str,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    quiet: bool = False,
+    resolution: Callable[[], int | None] | None = None,
 ) -> dict[str, Any] | None:
     """Train on all workers, measure the best weights on the test set, leave a run's folder.
 
-    The first worker gets the result that is in the folder; the others get none.
+    The first worker gets the result that is in the folder; the others get none. `resolution` is
+    that of the pre-trained network, if there is one.
     """
-    with make_world(config) as world:
-        trainer, test = world.together(lambda: _prepare(config, world))
+    with make_world(asked) as world:
+        config, trainer, test = world.together(lambda: _prepare(asked, world, resolution))
         folder = world.together(lambda: _folder(out, world, overwrite))
         settle_protocol(trainer, quiet=quiet)
         if folder:
@@ -231,12 +251,19 @@ def method_name(config: RunConfig, workers: int) -> str:
         return _noisy_name(config, workers)
     if isinstance(config.attack, NoAttack):
         return "Standard"
+    plain = isinstance(config.objective, Adversarial)
+    objective = "" if plain else f" {OBJECTIVE_NAMES.get(type(config.objective), 'own')}"
+    awp = " + AWP" if config.train.awp else ""
     if workers == 1:
-        return {PGD: "AT", FGSM: "Fast AT"}.get(type(config.attack), "AT")
+        return (AT_NAMES.get(type(config.attack), "AT") if plain else objective[1:]) + awp
     if isinstance(config.optimizer, LSGD):
-        return "DAT-LSGD"
-    oracle = type(config.attack).__name__
-    return f"DAT-{oracle}{' w/o LALR' if isinstance(config.optimizer, SGD) else ''}"
+        return f"DAT-LSGD{objective}{awp}"
+    oracle = f"DAT-{type(config.attack).__name__}{objective}{awp}"
+    return f"{oracle}{' w/o LALR' if isinstance(config.optimizer, SGD) else ''}"
+
+
+AT_NAMES = {PGD: "AT", FGSM: "Fast AT", NFGSM: "N-FGSM", Free: "Free AT", YOPO: "YOPO"}
+OBJECTIVE_NAMES = {TRADES: "TRADES", MART: "MART", LogitPairing: "ALP", GradAlign: "GradAlign"}
 
 
 def _noisy_name(config: RunConfig, workers: int) -> str:
@@ -286,10 +313,14 @@ def _folder(out: Path, world: World, overwrite: bool) -> RunFolder | None:
     return RunFolder.create(out, overwrite=overwrite) if world.first else None
 
 
-def _prepare(config: RunConfig, world: World) -> tuple[Trainer, ImageData]:
-    """The trainer, which keeps its own part of the training set, and the test set."""
+def _prepare(
+    config: RunConfig, world: World, resolution: Callable[[], int | None] | None = None
+) -> tuple[RunConfig, Trainer, ImageData]:
+    """The config with what pre-trained weights decide; the trainer, which keeps its own part of the
+    training set; the test set."""
     data = load(config.data.name)
-    return make_trainer(config, data, world), data.test
+    config = settle(config, data, resolution)
+    return config, make_trainer(config, data, world), data.test
 
 
 def _resolved(config: RunConfig, trainer: Trainer) -> DataConfig:
@@ -345,7 +376,8 @@ def _result(
         "holdout_ta": records[trainer.best_epoch() - 1].holdout_ta,
         "holdout_ra": records[trainer.best_epoch() - 1].holdout_ra,
         "last_holdout_ra": records[-1].holdout_ra,
-        "warnings": [*map(str, trainer.collapses), *_overfitting(trainer, records)],
+        "collapses": [str(it) for it in trainer.collapses],
+        "warnings": _overfitting(trainer, records),
         "comm_seconds_per_epoch": sum(r.comm_seconds for r in records) / epochs,
         "exposed_seconds_per_epoch": sum(r.exposed_seconds for r in records) / epochs,
         "train_seconds_per_epoch": sum(r.seconds for r in records) / epochs,

@@ -15,6 +15,8 @@ from dat.arguments import parse
 from dat.launch import is_worker, launch, settle_in
 
 if TYPE_CHECKING:
+    from dat.config import RunConfig
+    from dat.finetune import Origin
     from dat.measure import Subject
 
 FAILED = 1
@@ -59,6 +61,54 @@ def _train(arguments: argparse.Namespace, words: list[str]) -> int:
 
     config = read(arguments.recipe, parse_edits(arguments.settings))
     out = arguments.out or _free_folder(Path(arguments.recipe).stem)
+    return _fit(arguments, words, config, arguments.recipe, out)
+
+
+def _finetune(arguments: argparse.Namespace, words: list[str]) -> int:
+    from dat.config import parse_edits
+    from dat.recipes import read
+
+    origin, recipe = _origin(arguments)
+    edits = parse_edits(arguments.settings)
+    config = read(recipe, origin.edits(edits))
+    out = arguments.out or _free_folder(f"{Path(recipe).stem}-finetuned")
+    if origin.run is not None and out.resolve() == Path(origin.name).resolve():
+        raise ValueError(f"--out {out}: is the run to start from; choose another")
+    given = "size" in edits.get("finetune", {})
+    resolution = None if given else origin.resolution
+    return _fit(arguments, words, config, recipe, out, resolution=resolution)
+
+
+def _origin(arguments: argparse.Namespace) -> tuple[Origin, str]:
+    """What to start from, and the recipe to train by."""
+    from dat.arguments import WEIGHTS
+    from dat.build import read_run
+    from dat.finetune import Origin
+
+    if arguments.model:
+        if len(arguments.runs) != 1:
+            raise ValueError("--model: give one recipe beside it, and no run")
+        if not arguments.weights:
+            raise ValueError("--model: also needs --weights, the file to start from")
+        return Origin(arguments.model, Path(arguments.weights)), str(arguments.runs[0])
+    if len(arguments.runs) != 2:
+        raise ValueError("give the folder of a run and a recipe, or --model, --weights and one")
+    run, recipe = arguments.runs
+    weights = arguments.weights or "best"
+    file = run / f"{weights}.safetensors" if weights in WEIGHTS else Path(weights)
+    return Origin(str(run), file, read_run(run)[1]), str(recipe)
+
+
+def _fit(
+    arguments: argparse.Namespace,
+    words: list[str],
+    config: RunConfig,
+    recipe: str,
+    out: Path,
+    *,
+    resolution: Callable[[], int | None] | None = None,
+) -> int:
+    """Train, on workers that are started if need be, and show the result."""
     if not is_worker():
         from dat.train.folder import RunFolder
 
@@ -69,13 +119,19 @@ def _train(arguments: argparse.Namespace, words: list[str]) -> int:
     from dat.report import print_json, runs_table, warn
 
     result = train(
-        config, arguments.recipe, out, overwrite=arguments.overwrite, quiet=arguments.quiet
+        config,
+        recipe,
+        out,
+        overwrite=arguments.overwrite,
+        quiet=arguments.quiet,
+        resolution=resolution,
     )
     if result is not None:
         if arguments.json:
             print_json(result)
         else:
-            warn(result["warnings"])
+            seen = result["collapses"] if arguments.quiet else []  # else it was said at once
+            warn([*seen, *result["warnings"]])
             runs_table([result])
             print(f"\n{out}: best weights, metrics, TensorBoard events")
     return 0
@@ -384,6 +440,7 @@ def is_lost(error: Exception) -> bool:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "train": _train,
+    "finetune": _finetune,
     "evaluate": _evaluate,
     "sweep": _sweep,
     "certify": _certify,

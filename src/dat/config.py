@@ -62,6 +62,41 @@ class ModelConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(Settings):
+    """What a pre-trained network brings along, and how much of it learns (`dat finetune`)."""
+
+    weights: str | None = setting(
+        None, "pre-trained weights to start from, with a new head; none trains from scratch"
+    )
+    classes: int | None = setting(
+        None, "classes the pre-trained network was made for; none is read from its weights", ge=1
+    )
+    channels: int | None = setting(
+        None, "channels it was made for, grey images are repeated; none is read as well", ge=1
+    )
+    size: int | None = setting(
+        None, "pixels that images are up-sampled to inside the model; none leaves them alone", ge=1
+    )
+    layers: str = setting(
+        "all", "what learns: all, head, or the last so many blocks, the head among them, e.g. 2"
+    )
+    decay: float = setting(
+        1.0,
+        "factor of a block's learning rate on that of the next one, nearer to the head",
+        gt=0,
+        le=1,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number = self.layers.isdecimal() and int(self.layers) > 0
+        if self.layers not in ("all", "head") and not number:
+            raise SettingError(
+                f"layers = {self.layers!r}: must be all, head, or a whole number, at least 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig(Settings):
     """How long, and in which batches."""
 
@@ -133,6 +168,7 @@ class RunConfig(Settings):
     seed: int = setting(0, "every random number follows from it", ge=0)
     data: DataConfig = section(DataConfig, "what to train on")
     model: ModelConfig = section(ModelConfig, "what to train")
+    finetune: FinetuneConfig = section(FinetuneConfig, "what a pre-trained network brings along")
     threat: ThreatModel = section(ThreatModel, "what the adversary may do")
     attack: Attack = component(ATTACKS, "pgd", "inner maximisation oracle")
     objective: Objective = component(OBJECTIVES, "at", "lambda * clean loss + phi")

@@ -12,7 +12,7 @@ from dat.fields import SettingError
 from dat.objectives import Batch, GradAlign
 from dat.rng import Draws
 from dat.threat import ThreatModel
-from tests.objectives.cases import CLASSES, EPS, case, net, surprise
+from tests.objectives.cases import CLASSES, case, net, surprise
 
 both_norms = pytest.mark.parametrize("norm", ["linf", "l2"])
 
@@ -153,7 +153,7 @@ def test_where_a_gradient_vanishes_there_is_nothing_to_align() -> None:
     batch, _ = case()
     x = batch.x.clone()
     x[:, 0, 0, 0] = torch.tensor([0.2, 0.8, 0.2, 0.8, 0.2, 0.8, 0.2])
-    batch = Batch.of(x, torch.zeros_like(batch.y), threat=ThreatModel(eps=EPS))
+    batch = Batch.of(x, torch.zeros_like(batch.y), threat=ThreatModel(eps=0.1))
     loss = GradAlign(align_weight=1).loss(flat, batch, x).loss
     aside = loss - F.cross_entropy(flat(x), batch.y, reduction="none")
     assert torch.equal(aside[::2], torch.zeros(4, dtype=torch.float64))

@@ -142,6 +142,8 @@ class Exchange:
         columns = iter(rows.split([buffer.numel() for buffer in self._statistics], dim=1))
         for norm in self._norms:
             means, variances = next(columns), next(columns)
+            if not norm.training:  # nobody has changed them; a mean of equals may round
+                continue
             assert norm.running_mean is not None and norm.running_var is not None
             between = means.var(0, correction=0) / _momentum(norm)
             norm.running_mean.copy_(means.mean(0))

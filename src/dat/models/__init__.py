@@ -7,5 +7,30 @@ Each takes images in [0, 1] of any size and gives logits. To add one: a file her
 from dat.models.factory import MODELS, build_model
 from dat.models.folding import Folded, fold
 from dat.models.normalize import Normalize, normalized
+from dat.models.transfer import (
+    Block,
+    Resized,
+    blocks,
+    find_head,
+    freeze,
+    head_classes,
+    rate_factors,
+    replace_head,
+)
 
-__all__ = ["MODELS", "Folded", "Normalize", "build_model", "fold", "normalized"]
+__all__ = [
+    "MODELS",
+    "Block",
+    "Folded",
+    "Normalize",
+    "Resized",
+    "blocks",
+    "build_model",
+    "find_head",
+    "fold",
+    "freeze",
+    "head_classes",
+    "normalized",
+    "rate_factors",
+    "replace_head",
+]

@@ -25,9 +25,8 @@ def find_head(net: nn.Module) -> tuple[str, Head]:
     """The name of the classification head, and itself: the last layer that only mixes features."""
     found: tuple[str, Head] | None = None
     for name, module in net.named_modules():
-        if isinstance(module, nn.Linear):
-            found = name, module
-        elif isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
+        pixelwise = isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1)
+        if isinstance(module, Head) and (pixelwise or isinstance(module, nn.Linear)):
             found = name, module
     if found is None:
         raise ValueError(
@@ -64,12 +63,14 @@ def _fresh(old: Head, classes: int, random: torch.Generator) -> nn.Module:
     options = {"bias": old.bias is not None, "device": weight.device, "dtype": weight.dtype}
     head: nn.Module
     if isinstance(old, nn.Linear):
-        head = skip_init(nn.Linear, old.in_features, classes, **options)
+        inputs = old.in_features
+        head = skip_init(nn.Linear, inputs, classes, **options)
     else:
+        inputs = old.in_channels
         options |= {"stride": old.stride, "padding": old.padding}
-        head = skip_init(nn.Conv2d, old.in_channels, classes, 1, **options)
+        head = skip_init(nn.Conv2d, inputs, classes, 1, **options)
+    bound = inputs**-0.5
     for parameter in head.parameters():
-        bound = (old.in_features if isinstance(old, nn.Linear) else old.in_channels) ** -0.5
         drawn = torch.empty(parameter.shape).uniform_(-bound, bound, generator=random)
         parameter.copy_(drawn)
     return head.train(old.training)

@@ -7,7 +7,7 @@ weights. To add one: a file here, a line below.
 """
 
 from dat.optim.averaging import EMA
-from dat.optim.base import OuterOracle
+from dat.optim.base import OuterOracle, scale_rates
 from dat.optim.directions import AdamDirection, Direction, MomentumDirection
 from dat.optim.lalr import LALR, Layerwise
 from dat.optim.lamb import LAMB
@@ -49,5 +49,6 @@ __all__ = [
     "OuterOracle",
     "Piecewise",
     "Schedule",
+    "scale_rates",
     "set_rate",
 ]

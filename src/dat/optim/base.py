@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dat.fields import Settings, setting
 
@@ -51,3 +52,23 @@ def parameter_groups(
     if not groups:
         raise ValueError(f"{type(model).__name__} has no trainable parameters")
     return groups
+
+
+def scale_rates(
+    optimizer: torch.optim.Optimizer, factors: Mapping[Tensor, float]
+) -> torch.optim.Optimizer:
+    """Give each parameter its factor of the rate, by groups of its own; 1 where there is none.
+
+    The groups with the highest factor come first: theirs is the rate that is reported.
+    """
+    parts: list[tuple[float, dict[str, Any]]] = []
+    for group in optimizer.param_groups:
+        peak = group.get("initial_lr", group["lr"])
+        own = [factors.get(parameter, 1.0) for parameter in group["params"]]
+        for factor in dict.fromkeys(own):
+            params = [p for p, its in zip(group["params"], own, strict=True) if its == factor]
+            rates = {"lr": group["lr"] * factor, "initial_lr": peak * factor}
+            parts.append((factor, {**group, "params": params, **rates}))
+    parts.sort(key=lambda part: -part[0])
+    optimizer.param_groups[:] = [group for _, group in parts]
+    return optimizer

@@ -3,7 +3,7 @@
 from dat.train.folder import RunFolder
 from dat.train.step import NotFinite, StepReport, Worker, dat_step
 from dat.train.trainer import EpochRecord, Listener, Trainer
-from dat.train.weights import load_weights, save_weights
+from dat.train.weights import fill, load_weights, read_weights, save_weights
 
 __all__ = [
     "EpochRecord",
@@ -14,6 +14,8 @@ __all__ = [
     "Trainer",
     "Worker",
     "dat_step",
+    "fill",
     "load_weights",
+    "read_weights",
     "save_weights",
 ]
