@@ -6,7 +6,7 @@
 The task of methods.yaml (Fashion-MNIST, a small CNN, eps 0.1), the same optimizer and the same
 number of updates for all: free AT has fewer epochs, as it replays each batch. Gradients counts
 passes of one image through the network, forward and backward, in one update with its attack; YOPO's
-passes through the first layer are not counted, and TRADES has a forward pass on top. It goes on
+passes through the first layer and GradAlign's second derivative are not counted. It goes on
 with the results that there are.
 """
 
@@ -29,7 +29,7 @@ METHODS: dict[str, tuple[int, tuple[str, ...]]] = {
     "Free AT, m = 5": (1, ("attack.name=free", "attack.replays=5", "train.epochs=2")),
     "YOPO-3-3": (4, ("attack.name=yopo", "attack.steps=3", "attack.inner=3")),
     "N-FGSM": (2, ("attack.name=n-fgsm",)),
-    "GradAlign, FGSM": (6, ("attack.name=fgsm", "objective.name=gradalign")),
+    "GradAlign, FGSM": (4, ("attack.name=fgsm", "objective.name=gradalign")),
     "TRADES, beta 6, PGD-5": (7, ("objective.name=trades",)),
     "MART, beta 5, PGD-5": (7, ("objective.name=mart",)),
     "Logit pairing, PGD-5": (7, ("objective.name=alp",)),

@@ -298,3 +298,14 @@ def test_dump_has_only_plain_values() -> None:
             assert not (isinstance(value, float) and math.isnan(value))
 
     check(RunConfig().dump())
+
+
+@pytest.mark.parametrize(
+    "attack", [{"name": "free"}, {"name": "pgd", "random_start": False}], ids=str
+)
+def test_trades_refuses_an_attack_that_starts_where_its_kl_is_flat(attack: dict[str, Any]) -> None:
+    with pytest.raises(
+        SettingError, match=r"attack.random_start = false: the KL of objective trades"
+    ):
+        RunConfig.read({"objective": "trades", "attack": attack})
+    RunConfig.read({"objective": "trades", "attack": attack | {"random_start": True}})

@@ -20,7 +20,10 @@ APART = {"optim", "comm", "models", "data"}
 """They know the lowest rooms, and nothing of one another."""
 COMPONENTS = ["threat losses smoothing", "attacks", "objectives"]
 JOBS = ["evaluation", "certification", "train", "report"]
-TOP = ["bench", "finetune", "build arguments", "measure", "selftrain", "recipes", "cli", "__main__"]
+TOP = [
+    *("bench", "finetune", "build", "arguments", "measure", "selftrain"),
+    *("recipes", "cli", "__main__"),
+]
 """In each list, a room knows the lists and the rooms before its own."""
 
 

@@ -95,6 +95,28 @@ def test_the_certification_page_runs() -> None:
     assert isinstance(classes, torch.Tensor) and classes.shape == (3,)
 
 
+def test_the_finetuning_page_runs() -> None:
+    page = (ROOT / "docs" / "finetuning.md").read_text()
+    random = torch.Generator().manual_seed(0)
+    images = torch.rand(48, 1, 8, 8, generator=random)
+    net = dat.build_model("preact-resnet18", 4, width=2)
+    names: dict[str, object] = {
+        "dat": dat,
+        "net": net,
+        "data": dat.ImageData.of(images, torch.arange(48) % 10),
+    }
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    try:
+        for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+            exec(block, names)
+    finally:
+        dist.destroy_process_group()
+    for name, value in net.state_dict().items():
+        learns = name.startswith(("stages.3.", "linear."))
+        assert torch.equal(value, before[name]) is not learns, name
+    assert net(images.repeat(1, 3, 1, 1)).shape == (48, 10)
+
+
 def test_the_tables_are_the_measured_ones() -> None:
     pages = README + "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
     found = dict(re.findall(r"<!-- (\w+)\.md -->\n(.*?)<!-- end -->", pages, flags=re.DOTALL))

@@ -230,7 +230,7 @@ def _finetune_arguments(finetune: argparse.ArgumentParser) -> None:
     finetune.add_argument(
         "mixed",
         nargs="+",
-        metavar="RUN RECIPE key=value",
+        metavar="RUN|RECIPE|key=value",
         help="the pre-trained run's folder; a built-in name or a .yaml file; settings",
     )
     finetune.add_argument(

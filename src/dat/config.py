@@ -12,7 +12,7 @@ from dat.comm import PROTOCOLS, QUANTIZERS, Protocol, Quantizer
 from dat.data import AUGMENTATIONS
 from dat.fields import SettingError, Settings, component, section, setting
 from dat.models import MODELS
-from dat.objectives import OBJECTIVES, Objective
+from dat.objectives import OBJECTIVES, TRADES, Objective
 from dat.optim import OPTIMIZERS, SCHEDULES, OuterOracle, Schedule
 from dat.threat import ThreatModel
 
@@ -189,6 +189,11 @@ class RunConfig(Settings):
             raise SettingError("data.unlabelled = rest: the rest of what? set data.labels as well")
         if data.pseudo_labels is not None and data.unlabelled is None:
             raise SettingError("data.pseudo_labels: set data.unlabelled, the images to label")
+        if isinstance(self.objective, TRADES) and not getattr(self.attack, "random_start", True):
+            raise SettingError(
+                "attack.random_start = false: the KL of objective trades is flat at the image, so "
+                "an attack that starts there goes nowhere; set it to true"
+            )
         if self.schedule.warmup > self.train.epochs:
             raise SettingError(
                 f"schedule.warmup = {self.schedule.warmup:g}: must be at most train.epochs = "

@@ -283,7 +283,7 @@ def test_a_steps_length_follows_the_rate(oracle: OuterOracle) -> None:
 
 
 def test_parameters_without_a_factor_keep_their_rate() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
-    scale_rates(optimizer, {net[0].weight: 0.5})
+    first = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(nn.Sequential(first, nn.Linear(4, 3)).parameters(), lr=0.1)
+    scale_rates(optimizer, {first.weight: 0.5})
     assert [(g["lr"], len(g["params"])) for g in optimizer.param_groups] == [(0.1, 3), (0.05, 1)]

@@ -24,12 +24,17 @@ class Free(Attack):
 
     replays: int = setting(4, "how often a batch is trained on in a row, m", ge=1)
     step_ratio: float = setting(1.0, "step size in units of eps", gt=0)
+    random_start: bool = setting(False, "start from a random point of the ball")
 
     def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
-        x_adv = x.clone()
+        x_adv = self.start(x, threat, draws)
         for _ in range(self.replays):
             x_adv = self.ascend(x_adv, look(loss, x_adv).gradient, x, threat)
         return x_adv
+
+    def start(self, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
+        """Where the first replay begins."""
+        return threat.random_start(x, draws) if self.random_start else x.clone()
 
     def ascend(self, x_adv: Tensor, gradient: Tensor, x: Tensor, threat: ThreatModel) -> Tensor:
         """From one replay to the next."""

@@ -78,12 +78,13 @@ class Worker:
 
     def perturb(self, batch: Batch, epoch: int, step: int) -> Tensor:
         """Adversarial examples, found on the bare module: nothing is communicated but by a team."""
+        streams = Draws.of(self.seed, "attack", epoch, step, index=batch.draws.index)
         if isinstance(self.attack, Free):
             again = step % self.replays and self.replayed
-            return (self.replayed[0] if again else batch.x.clone()).requires_grad_(True)
+            x_adv = self.replayed[0] if again else self.attack.start(batch.x, self.threat, streams)
+            return x_adv.requires_grad_(True)
         model = self.exchange.module
         with attack_mode(model, self.attack_bn), self.team.one_batch(model):
-            streams = Draws.of(self.seed, "attack", epoch, step, index=batch.draws.index)
             return self.attack(self.objective.phi(model, batch), batch.x, self.threat, streams)
 
     def remember(self, batch: Batch, x_adv: Tensor) -> None:
