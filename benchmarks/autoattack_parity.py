@@ -33,6 +33,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="no suite on the robust network")
     parser.add_argument("--fresh", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -50,7 +51,8 @@ def main() -> None:
     rows = json.loads(file.read_text()) if file.exists() and not arguments.fresh else []
     with dat.World.join(device="cpu", threads=arguments.threads) as world:
         for subject in subjects:
-            for name in (*ALONE, "autoattack"):
+            whole = () if arguments.quick and "robust" in subject.name else ("autoattack",)
+            for name in (*ALONE, *whole):
                 key = {"model": subject.name, "ball": ball(subject), "attack": name}
                 if not any(key.items() <= row.items() for row in rows):
                     rows.append(key | compare(subject, name, make, world))
