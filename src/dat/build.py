@@ -41,6 +41,7 @@ from dat.objectives import (
 )
 from dat.optim import LSGD, SGD
 from dat.report import Progress
+from dat.smoothing import Smoothed
 from dat.train import EpochRecord, RunFolder, Trainer
 from dat.train.folder import CONFIG, RESULT
 from dat.train.perturbation import WeightAttack
@@ -280,8 +281,9 @@ def accuracy_of(
     config: RunConfig, model: nn.Module, test: ImageData, world: World, **options: Any
 ) -> Assessment:
     """Measure a model, as it will be used, as the config says."""
-    return assess(
-        config.objective.deployed(model),
+    deployed = config.objective.deployed(model)
+    found = assess(
+        deployed,
         first_images(test, config.evaluate.images),
         config.evaluate.attacks,
         threat=config.threat,
@@ -291,6 +293,9 @@ def accuracy_of(
         world=world,
         **options,
     )
+    if isinstance(deployed, Smoothed):
+        return replace(found, network=f"{deployed.note}, {found.network}")
+    return found
 
 
 def first_images(data: ImageData, count: int | None) -> ImageData:
@@ -325,9 +330,20 @@ def _prepare(
 
 def _resolved(config: RunConfig, trainer: Trainer) -> DataConfig:
     """What a default or the current folder decided, written down, so the run can be repeated."""
-    name = config.data.name
-    path = str(Path(name).resolve()) if name.endswith(".npz") else name
-    return replace(config.data, name=path, parts=len(trainer.supply.sources[0].plan.parts))
+    data = config.data
+    return replace(
+        data,
+        name=_anchored(data.name),
+        unlabelled=data.unlabelled and _anchored(data.unlabelled),
+        pseudo_labels=data.pseudo_labels and _anchored(data.pseudo_labels),
+        parts=len(trainer.supply.sources[0].plan.parts),
+    )
+
+
+def _anchored(name: str) -> str:
+    """A path of a file or folder as seen from anywhere; other names as they are."""
+    path = Path(name)
+    return str(path.resolve()) if path.suffix in (".npz", ".npy") or path.is_dir() else name
 
 
 OVERFIT = 3.0
@@ -336,14 +352,12 @@ OVERFIT = 3.0
 
 def _overfitting(trainer: Trainer, records: list[EpochRecord]) -> list[str]:
     """Robust overfitting (Rice et al. 2020): the last weights are worse than the best were."""
-    best, last = records[trainer.best_epoch() - 1], records[-1]
-    if best.holdout_ra is None or last.holdout_ra is None:
-        return []
-    if best.holdout_ra - last.holdout_ra < OVERFIT:
+    best, last = trainer.best_accuracy(), records[-1].holdout_ra
+    if trainer.collapses or best is None or last is None or best.ra - last < OVERFIT:
         return []
     return [
-        f"robust overfitting: held-out RA was {best.holdout_ra:.1f} % after epoch {best.epoch} and "
-        f"{last.holdout_ra:.1f} % after the last; best.safetensors is the former"
+        f"robust overfitting: held-out RA was {best.ra:.1f} % after epoch {trainer.best_epoch()} "
+        f"and {last:.1f} % after the last; best.safetensors is the former"
     ]
 
 
@@ -354,7 +368,7 @@ def _result(
     records: list[EpochRecord],
     test: ImageData,
 ) -> dict[str, Any]:
-    world, epochs = trainer.world, len(records)
+    world, epochs, best = trainer.world, len(records), trainer.best_accuracy()
     found = {
         name: figures(
             config, accuracy_of(config, trainer.best_model(name), test, world, check=False)
@@ -370,18 +384,18 @@ def _result(
         "bits": trainer.quantizer.bits,
         "protocol": protocol_name(trainer.protocol),
         "epochs": epochs,
-        "steps": epochs * trainer.steps,
+        "steps": trainer.updates,
         **found[""],
         "best_epoch": trainer.best_epoch(),
-        "holdout_ta": records[trainer.best_epoch() - 1].holdout_ta,
-        "holdout_ra": records[trainer.best_epoch() - 1].holdout_ra,
+        "holdout_ta": best.ta if best else None,
+        "holdout_ra": best.ra if best else None,
         "last_holdout_ra": records[-1].holdout_ra,
         "collapses": [str(it) for it in trainer.collapses],
         "warnings": _overfitting(trainer, records),
         "comm_seconds_per_epoch": sum(r.comm_seconds for r in records) / epochs,
         "exposed_seconds_per_epoch": sum(r.exposed_seconds for r in records) / epochs,
         "train_seconds_per_epoch": sum(r.seconds for r in records) / epochs,
-        "train_seconds": sum(r.seconds for r in records),
+        "train_seconds": sum(r.seconds for r in records) + trainer.discarded_seconds,
         "mb_per_step": sum(r.mb_per_step for r in records) / epochs,
         "mb_busiest": sum(r.mb_busiest for r in records) / epochs,
         "mb_per_epoch": sum(r.mb_epoch for r in records) / epochs,

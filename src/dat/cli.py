@@ -166,7 +166,7 @@ def _evaluate(arguments: argparse.Namespace, words: list[str]) -> int:
 def _certify(arguments: argparse.Namespace, words: list[str]) -> int:
     from dat.config import parse_edits
     from dat.measure import Certification, certify_subject, own_sigma
-    from dat.report import check_picture, show_certified
+    from dat.report import check_picture, show_certified, warn
 
     subject = _subject(arguments, parse_edits(_settings(arguments)))
     sigma = arguments.sigma if arguments.sigma is not None else own_sigma(subject)
@@ -184,6 +184,8 @@ def _certify(arguments: argparse.Namespace, words: list[str]) -> int:
     )
     if arguments.plot:
         check_picture(arguments.plot)
+    if not is_worker():
+        warn(asked.check())
     if _starts_workers(arguments):
         return launch(arguments.workers, words)
     folder = _kept_in(arguments, subject, "certificates")

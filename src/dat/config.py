@@ -138,7 +138,8 @@ class EvaluateConfig(Settings):
     )
     precision: str = setting(
         "float32",
-        "in which the network computes under attack; verdicts are always in the model's own",
+        "in which the network computes under attack, while verdicts are in the model's own; dat "
+        "certify counts answers in it",
         choices=("float32", "bfloat16", "float16"),
     )
     images: int | None = setting(None, "the first so many of the test set; none is all", ge=1)
@@ -189,6 +190,17 @@ class RunConfig(Settings):
             raise SettingError("data.unlabelled = rest: the rest of what? set data.labels as well")
         if data.pseudo_labels is not None and data.unlabelled is None:
             raise SettingError("data.pseudo_labels: set data.unlabelled, the images to label")
+        goes_back = self.train.sentinel in ("stop", "rescue")
+        if goes_back and data.holdout == 0:
+            raise SettingError(
+                f"train.sentinel = {self.train.sentinel}: looks at held-out images; set "
+                "data.holdout above 0"
+            )
+        if self.train.sentinel == "rescue" and type(self.attack) is ATTACKS[self.train.rescue]:
+            raise SettingError(
+                f"train.rescue = {self.train.rescue}: is the very attack that would collapse; "
+                "use another"
+            )
         if isinstance(self.objective, TRADES) and not getattr(self.attack, "random_start", True):
             raise SettingError(
                 "attack.random_start = false: the KL of objective trades is flat at the image, so "

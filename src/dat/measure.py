@@ -214,6 +214,7 @@ def _certified(
         "samples_per_second": float(found.samples.sum()) / float(found.seconds.sum()),
         "batch": found.batch,
         "network": found.network,
+        "precision": subject.config.evaluate.precision,
         "warnings": asked.check(),
         "workers": world.size,
         "seconds": seconds,
@@ -258,7 +259,7 @@ def sweep_all(
             data, model = prepare(subject, world)
             with gauge(f"sweeping {subject.name}", show=world.first and not quiet) as progress:
                 curves = sweep(
-                    model,
+                    subject.config.objective.deployed(model),
                     first_images(data, subject.config.evaluate.images),
                     threat=subject.config.threat,
                     eps=eps,

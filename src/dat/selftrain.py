@@ -20,6 +20,8 @@ from dat.rng import seeded
 
 PSEUDO = "pseudo.npz"
 BASE, ROBUST = "base", "robust"
+ROBUST_ONLY = ("attack", "objective", "train.team", "data.pseudo_labels", "train.rescue")
+"""Settings that say nothing to the base model."""
 
 
 def label(
@@ -67,7 +69,7 @@ def pseudo_labels(
     chances = torch.zeros(len(data), dtype=torch.float32)
     mine = torch.arange(len(data)).tensor_split(world.size)[world.rank]
     with attack_mode(model), torch.no_grad(), seeded(world.device, seed, "label"):
-        for rows in mine.split(batch):
+        for rows in mine.split(batch) if len(mine) else ():
             x, _ = data.batch(rows, world.device)
             best: tuple[Tensor, Tensor] = model(x).softmax(1).max(1)
             chances[rows], classes[rows] = best[0].cpu().float(), best[1].cpu()
@@ -94,8 +96,11 @@ def stages(
     training, labels for the rest, robust training on both."""
     first, labels, last = out / BASE, out / PSEUDO, out / ROBUST
     plain = ["attack.name=none", "objective.name=at", "train.select_by=ta", "train.awp=0"]
+    plain += ["train.team=1", "train.sentinel=off", "data.unlabelled=none"]
+    plain += ["data.pseudo_labels=none"]
+    shared = [word for word in settings if not word.startswith(ROBUST_ONLY)]
     return [
-        ["train", recipe, *settings, *plain, *base, "data.unlabelled=none", "--out", str(first)],
+        ["train", recipe, *shared, *plain, *base, "--out", str(first)],
         ["label", str(first), "--unlabelled", unlabelled, "--out", str(labels)],
         ["train", recipe, *settings, f"data.pseudo_labels={labels}", "--out", str(last)],
     ]

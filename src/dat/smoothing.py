@@ -43,5 +43,9 @@ class Smoothed(nn.Module):
         """The same of another network."""
         return Smoothed(network, sigma=self.sigma, copies=self.copies, seed=self.seed)
 
+    @property
+    def note(self) -> str:
+        return f"a vote of {self.copies} noisy copies (sigma {self.sigma:g})"
+
     def extra_repr(self) -> str:
         return f"sigma={self.sigma}, copies={self.copies}, seed={self.seed}"

@@ -67,6 +67,13 @@ def test_a_radius_beyond_reach_costs_nothing(
     assert found.accuracy(r) == 0 and found.samples.max() == 32
 
 
+def test_a_radius_whose_probability_rounds_to_one_is_given_up(
+    plane: nn.Module, spread: ImageData, world: World
+) -> None:
+    found = certify(plane, spread, radii=(0.1, 9.0), **QUICK, world=world)
+    assert found.accuracy(9.0) == 0 and found.accuracy(0.1) > 50
+
+
 def test_a_wrong_label_is_never_certified(plane: nn.Module, world: World) -> None:
     x = Plane().at(torch.full((4,), 0.7))
     found = certify(plane, x, torch.tensor([0, 1, 0, 1]), radii=(0.1,), **QUICK, world=world)
@@ -188,7 +195,14 @@ def test_labels_are_needed_to_ask_whether_they_are_certified(
     x = Plane().at(torch.tensor([0.5]))
     with pytest.raises(ValueError, match="y: the adaptive mode asks whether a label is certified"):
         certify(plane, x, radii=(0.1,), **QUICK, world=world)
-    assert certify(plane, x, **QUICK, world=world).predicted.tolist() == [1]
+    found = certify(plane, x, **QUICK, world=world)
+    assert found.predicted.tolist() == [1] and found.table().splitlines()[1].split("\t")[4] == "0"
+    for asked in (lambda: found.acr, lambda: found.accuracy(0.1), lambda: found.correct):
+        with pytest.raises(ValueError, match="there are no labels to compare with"):
+            asked()
+    bare = ImageData.of(x, torch.tensor([1]), classes=2).without_labels()
+    with pytest.raises(ValueError, match="y: the adaptive mode asks whether a label is certified"):
+        certify(plane, bare, radii=(0.1,), **QUICK, world=world)
 
 
 def test_a_radius_that_was_not_asked_for_has_no_accuracy(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from dat.attacks import PGD
+from dat.attacks import PGD, Free
 from dat.comm import Exchange, Team, World
 from dat.data import ImageData, Plan, Source, Supply
 from dat.models import build_model
@@ -23,6 +23,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "smooth": ("cnn", "smooth", {}, "eval"),
     "soft": ("cnn", "smooth", {"update": "soft"}, "eval"),
     "stability": ("cnn", "stability", {}, "eval"),
+    "stability, normalised": ("preact-resnet18", "stability", {}, "eval"),
+    "free": ("cnn", "smooth", {}, "free"),
     "normalised": ("preact-resnet18", "smooth", {}, "eval"),
     "attacked in train mode": ("preact-resnet18", "smooth", {"update": "soft"}, "train"),
 }
@@ -47,14 +49,15 @@ def main(folder: Path, size: int) -> None:
         worker = Worker(
             supply=Supply([Source.of(images(16), plan, team.number)], plan.steps),
             threat=ThreatModel(norm="l2", eps=0.3),
-            attack=PGD(steps=3, random_start=True),
+            attack=Free(replays=2) if mode == "free" else PGD(steps=3),
             objective=kind(sigma=0.2, copies=COPIES, **settings),
             exchange=Exchange(model, world),
             team=team,
             optimizer=SGD()(model),
-            attack_bn=mode,
+            attack_bn="train" if mode == "train" else "eval",
         )
-        report = dat_step(worker, 0, 0)
+        for step in range(worker.replays):
+            report = dat_step(worker, 0, step)
         found = {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
         found |= {k: v.clone() for k, v in model.named_buffers()}
         found["report"] = torch.tensor([report.loss, report.accuracy], dtype=torch.float64)

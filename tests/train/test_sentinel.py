@@ -44,7 +44,7 @@ def test_only_single_steps_are_watched() -> None:
     watched = [FGSM(), NFGSM(), Free()]
     assert all(Sentinel().watches(attack) for attack in watched)
     assert not any(Sentinel().watches(attack) for attack in (PGD(), NoAttack()))
-    assert not Sentinel(action="off").watches(FGSM())
+    assert Sentinel().watches(PGD(steps=1)) and not Sentinel(action="off").watches(FGSM())
     with pytest.raises(ValueError, match="action = 'panic': must be one of off, warn, stop"):
         Sentinel(action="panic")
 
@@ -61,6 +61,10 @@ class Diary(Listener):
         self.epochs.append(record.epoch)
 
 
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
 def run(
     world: World, monkeypatch: pytest.MonkeyPatch, action: str, *, select_every: int = 1
 ) -> tuple[Trainer, Diary, list[Tensor]]:
@@ -70,7 +74,7 @@ def run(
     after: list[Tensor] = []
 
     def probe(model: nn.Module, data: ImageData, **options: Any) -> Accuracy:
-        after.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        after.append(flat(model))
         bad = len(after) >= 3 and isinstance(made.worker.attack, FGSM)
         return Accuracy(100, 90, 1 if bad else 40)
 
@@ -102,9 +106,13 @@ def test_a_warning_changes_nothing(world: World, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_run_is_stopped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, diary, _ = run(world, monkeypatch, "stop")
-    assert len(made.fit()) == 2 and made.best_epoch() == 1
-    assert len(diary.collapses) == 1 and "stopping" in str(diary.collapses[0])
+    made, diary, after = run(world, monkeypatch, "stop")
+    assert len(made.fit()) == 1 and made.best_epoch() == 1
+    assert len(diary.collapses) == 1 and diary.epochs == [1]
+    assert "stopping with the weights of epoch 1" in str(diary.collapses[0])
+    assert torch.equal(flat(made.model), after[0]) and torch.equal(
+        flat(made.best_model()), after[0]
+    )
 
 
 def test_a_run_goes_back_to_the_last_good_epoch_and_on_with_another_attack(
@@ -114,17 +122,18 @@ def test_a_run_goes_back_to_the_last_good_epoch_and_on_with_another_attack(
     that of epoch 2."""
     made, diary, after = run(world, monkeypatch, "rescue")
     restored: list[Tensor] = []
-    original = Trainer._epoch
+    original = Trainer._train
 
     def watch(self: Trainer, epoch: int) -> Any:
         if diary.collapses and not restored:
-            restored.append(torch.cat([p.detach().flatten() for p in self.model.parameters()]))
+            restored.append(flat(self.model))
         return original(self, epoch)
 
-    monkeypatch.setattr(Trainer, "_epoch", watch)
+    monkeypatch.setattr(Trainer, "_train", watch)
     records = made.fit()
-    assert diary.epochs == [1, 2, 2, 3, 4, 5, 6]
+    assert diary.epochs == [1, 2, 3, 4, 5, 6]  # the collapsed one is not told as an epoch
     assert [record.epoch for record in records] == [1, 2, 3, 4, 5, 6]
+    assert made.updates == 7 * made.steps and made.discarded_seconds > 0
     (collapse,) = diary.collapses
     assert (collapse.epoch, collapse.back_to) == (2, 1)
     assert isinstance(made.worker.attack, NFGSM)
@@ -134,6 +143,27 @@ def test_a_run_goes_back_to_the_last_good_epoch_and_on_with_another_attack(
 def test_without_a_measurement_it_probes_by_itself(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the last good weights are the best, as no others were measured."""
     made, diary, after = run(world, monkeypatch, "stop", select_every=6)
-    assert len(made.fit()) == 3 and len(after) == 3
-    assert diary.collapses[0].epoch == 3
+    assert len(made.fit()) == 2 and diary.collapses[0].epoch == 3
+    assert made.best_epoch() == 2 and torch.equal(flat(made.best_model()), after[1])
+
+
+def test_a_collapsed_epoch_is_never_the_best(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clean accuracy may be highest just there."""
+    made, diary, after = run(world, monkeypatch, "rescue")
+    made.select_by = "ta"
+
+    def probe(model: nn.Module, data: ImageData, **options: Any) -> Accuracy:
+        bad = isinstance(made.worker.attack, FGSM) and len(after) >= 2
+        after.append(flat(model))
+        return Accuracy(100, 99, 1) if bad else Accuracy(100, 90, 40)
+
+    monkeypatch.setattr(trainer_module, "evaluate", probe)
+    made.fit()
+    assert diary.collapses and made.best_epoch() == 1
+    assert torch.equal(flat(made.best_model()), after[0])
+
+
+def test_a_second_collapse_is_told_as_such() -> None:
+    assert "for the second time" in str(Collapse(5, 40.0, 1.0, "rescue"))

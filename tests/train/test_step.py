@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dat.attacks import FGSM, PGD, Attack, Free, NoAttack
-from dat.comm import World
+from dat.attacks import FGSM, PGD, Attack, Free, NoAttack, Square, TargetedAPGD
+from dat.comm import Buckets, Gather, World
 from dat.data import ImageData, Mix, Supply
 from dat.objectives import TRADES, Adversarial
 from dat.optim import SGD, Constant
@@ -224,7 +224,37 @@ def test_labelled_and_unlabelled_images_count_as_they_should(world: World) -> No
     made.supply = Supply(made.supply.sources, 1)
     made.fit()
     logits = other(batch.x)
-    loss = F.cross_entropy(logits[:8], batch.y[:8], reduction="sum") / 12
+    loss = F.cross_entropy(logits[:8], batch.y[:8], reduction="sum") / 9  # 8 + 4 / 4
     loss.backward()  # without an attack the KL is 0, and so is its gradient
     descend(other)
     assert_same(model, other)
+
+
+def test_attacks_that_read_labels_are_refused_where_there_are_none(world: World) -> None:
+    rest = data().without_labels()
+    for attack in (Square(queries=5), PGD(loss="margin"), TargetedAPGD()):
+        with pytest.raises(ValueError, match="must know the right answers"):
+            trainer(world, net(), unlabelled=rest, objective=TRADES(), attack=attack)
+
+
+def test_free_training_with_weight_perturbation_ascends_the_updates_gradient(world: World) -> None:
+    """Not that of the pass before it as well: with a vanishing perturbation nothing changes."""
+    plain, both = net(), net()
+    trainer(world, plain, attack=Free(replays=2)).fit()
+    trainer(world, both, attack=Free(replays=2), weight_attack=WeightAttack(1e-12)).fit()
+    assert_same(plain, both)
+
+
+def test_weight_perturbation_leaves_error_feedback_to_the_updates(world: World) -> None:
+    """What its own exchange left over by rounding is not added to an update."""
+    plain, both = net(), net()
+    few = Buckets(bits=2, rounding="nearest", error_feedback=True, dense_below=0)
+    for model, gamma in ((plain, 0.0), (both, 1e-12)):
+        trainer(
+            *(world, model),
+            attack=NoAttack(),
+            quantizer=few,
+            protocol=Gather(),
+            weight_attack=WeightAttack(gamma),
+        ).fit()
+    assert_same(plain, both)

@@ -137,6 +137,10 @@ class APGD(Attack):
             length = max(length - max(int(0.03 * self.steps), 1), max(int(0.06 * self.steps), 1))
         return places
 
+    @property
+    def reads_labels(self) -> bool:
+        return self.loss != GIVEN
+
     def cost(self) -> int:
         return 3 * self.eot * (self.steps + 1)
 

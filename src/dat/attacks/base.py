@@ -47,6 +47,11 @@ class Attack(Settings, ABC):
         """How far the examples may be from the image, in units of eps."""
         return 1.0
 
+    @property
+    def reads_labels(self) -> bool:
+        """Whether it must know the right answers, whatever the objective ascends."""
+        return False
+
     def cost(self) -> int:
         """Forward passes for a sample that withstands it, a backward pass counted as two."""
         return 0
@@ -58,6 +63,10 @@ class Targeted(Attack):
 
     targets: int = setting(9, "how many wrong classes, the likeliest first", ge=1)
     first: int = setting(1, "the first of them, counted from 1", ge=1)
+
+    @property
+    def reads_labels(self) -> bool:
+        return True
 
     @abstractmethod
     def aimed(self, loss: Victim, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:

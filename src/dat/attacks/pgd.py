@@ -47,5 +47,9 @@ class PGD(Attack):
     def rounds(self) -> Sequence[Attack]:
         return [replace(self, restarts=1)] * self.restarts
 
+    @property
+    def reads_labels(self) -> bool:
+        return self.loss != GIVEN
+
     def cost(self) -> int:
         return 3 * self.steps * self.restarts

@@ -63,6 +63,10 @@ class Square(Attack):
         """The share of the image that a square covers."""
         return self.share * 0.5 ** sum(query > halving for halving in HALVINGS)
 
+    @property
+    def reads_labels(self) -> bool:
+        return self.loss != GIVEN
+
     def cost(self) -> int:
         return self.queries + 1
 

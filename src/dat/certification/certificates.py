@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dat.certification.sampler import ABSTAIN
 from dat.comm import World
+from dat.data import UNLABELLED
 from dat.evaluation.journal import Notebook, telling
 
 COLUMNS = ("idx", "label", "predict", "radius", "correct", "time", "samples")
@@ -50,6 +51,9 @@ class Certified:
 
     @property
     def correct(self) -> Tensor:
+        """Which images are classified right."""
+        if (self.labels == UNLABELLED).any():
+            raise ValueError("there are no labels to compare with: give certify the labels")
         return self.predicted == self.labels
 
     def accuracy(self, at: float) -> float:
@@ -74,7 +78,7 @@ class Certified:
             self.labels.tolist(),
             self.predicted.tolist(),
             self.radius.tolist(),
-            self.correct.int().tolist(),
+            ((self.predicted == self.labels) & (self.predicted != ABSTAIN)).int().tolist(),
             self.seconds.tolist(),
             self.samples.tolist(),
             strict=True,

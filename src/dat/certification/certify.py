@@ -58,7 +58,7 @@ def certify(
     world = world_of(model) if world is None else world
     if fixed is None:
         fixed = not radii
-    _check(radii, fixed=fixed, n0=n0, labelled=y is not None or isinstance(x, ImageData))
+    _check(radii, fixed=fixed, n0=n0, labelled=data.has_labels)
     sampler, note = prepare(
         model,
         data,
@@ -74,6 +74,7 @@ def certify(
     notebook = None
     if folder is not None:
         about = {"sigma": sigma, "plan": repr(plan), "seed": seed, "precision": precision}
+        about["device"] = world.device.type  # each draws its own noise
         notebook = _notebook(Path(folder), about, model, data, world)
     done = list(read(notebook)) if notebook else []
     left = torch.ones(len(data), dtype=torch.bool)
@@ -118,7 +119,7 @@ def prepare(
     with attack_mode(model), seeded(world.device, seed, "fold"), torch.no_grad():
         world.together(lambda: check_answers(model, x, data.classes))
         classes = model(x).shape[1]
-        folded = fold(model, x)
+        folded = fold(model, torch.cat((x, x + sigma * torch.randn_like(x))))
     return (
         Sampler(
             folded.network,
@@ -136,7 +137,8 @@ def prepare(
 
 def _data(x: Tensor, y: Tensor | None) -> ImageData:
     labels = torch.zeros(len(x), dtype=torch.int64) if y is None else y.detach().cpu()
-    return ImageData.of(x.detach().cpu(), labels)
+    data = ImageData.of(x.detach().cpu(), labels)
+    return data.without_labels() if y is None else data
 
 
 def _check(radii: Sequence[float], *, fixed: bool, n0: int, labelled: bool) -> None:

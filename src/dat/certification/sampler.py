@@ -116,7 +116,11 @@ class Sampler:
         best, fastest, batch = 0.0, BLOCK, BLOCK
         while batch <= LARGEST.get(self.device.type, 1024):
             self._blocks = batch // BLOCK
-            speed = self._speed()
+            try:
+                speed = self._speed()
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                break
             if speed > best:
                 best, fastest = speed, batch
             elif speed < WORSE * best:

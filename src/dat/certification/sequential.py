@@ -56,6 +56,8 @@ class Question:
 
     def claims(self, hits: Floats, samples: Floats) -> Flags:
         """Yes, above the threshold."""
+        if self.threshold >= 1:  # a radius so large that no float tells its probability from 1
+            return np.zeros(len(hits), dtype=bool)
         return self.capital(hits, samples) >= -math.log(self.alpha)
 
     def hopeless(self, hits: Floats, samples: Floats) -> Flags:

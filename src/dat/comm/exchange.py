@@ -6,7 +6,8 @@ the backward.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -89,6 +90,21 @@ class Exchange:
         """A new step, before its backward pass: its random numbers follow from both."""
         self.reducer.begin(epoch, step)
         self._begun = True
+
+    def forget(self) -> None:
+        """Drop what rounding left over (error feedback): it belongs to weights that are gone."""
+        for memory in self.reducer.memories or ():
+            memory.left.zero_()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """An exchange that the updates' error feedback knows nothing of."""
+        memories = self.reducer.memories or ()
+        kept = [memory.left.clone() for memory in memories]
+        self.forget()
+        yield
+        for memory, left in zip(memories, kept, strict=True):
+            memory.left.copy_(left)
 
     def close(self) -> None:
         """End the threads that exchange; all workers do. The module stays."""

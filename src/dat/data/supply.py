@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from dat.data.images import ImageData
-from dat.data.parts import Plan
+from dat.data.parts import Plan, default_parts
+from dat.rng import derive
 
 
 class Drawn(NamedTuple):
@@ -62,9 +63,9 @@ class Supply:
     """Batches in an epoch."""
 
     @property
-    def batch(self) -> int:
-        """Images of all workers in a batch."""
-        return sum(source.plan.batch for source in self.sources)
+    def weight(self) -> float:
+        """What all images of a batch, of all workers, count together."""
+        return sum(source.plan.batch * source.weight for source in self.sources)
 
     def draw(self, epoch: int, step: int, place: int, device: torch.device) -> Drawn:
         """A worker's share of a global batch."""
@@ -97,11 +98,11 @@ def supply(
 ) -> Supply:
     """What one of the workers draws from."""
 
-    def plan(data: ImageData, count: int, seed: int) -> Plan:
+    def plan(data: ImageData, count: int, parts: int | None, seed: int) -> Plan:
         return Plan(len(data), count, parts=parts, workers=workers, seed=seed)
 
     if unlabelled is None:
-        only = plan(labelled, batch, seed)
+        only = plan(labelled, batch, parts, seed)
         return Supply([Source.of(labelled, only, place)], only.steps)
     few = round(mix.share * batch)
     if not 0 < few < batch:
@@ -109,7 +110,9 @@ def supply(
             f"data.unlabelled_share = {mix.share:g}: leaves a batch of {batch} with {batch - few} "
             f"labelled and {few} unlabelled images; both need at least one"
         )
-    first, second = plan(labelled, batch - few, seed), plan(unlabelled, few, seed + 1)
+    parts = parts or min(default_parts(workers, count) for count in (batch - few, few))
+    first = plan(labelled, batch - few, parts, seed)
+    second = plan(unlabelled, few, parts, derive(seed, "unlabelled"))
     steps = {
         "labelled": first.steps,
         "unlabelled": second.steps,

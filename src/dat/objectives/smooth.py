@@ -34,6 +34,11 @@ class Noisy(Objective):
         own = batch.team.share(self.copies)
         return torch.cat([x + self.sigma * batch.noise(copy) for copy in own])
 
+    def vote(self, logits: Tensor, batch: Batch) -> Tensor:
+        """log of the mean of all copies' probabilities, of which these are this worker's."""
+        each = functional.log_softmax(logits, dim=1).unflatten(0, (-1, len(batch.y)))
+        return batch.team.logsumexp(each.logsumexp(0)) - math.log(self.copies)
+
     def check_team(self, size: int) -> None:
         if size > self.copies:
             raise SettingError(
@@ -58,12 +63,12 @@ class Smooth(Noisy):
     def phi(self, model: Network, batch: Batch) -> Loss:
         # log-probabilities are logits, so the cross-entropy of the vote is the soft loss
         return Victim(
-            lambda x: self._vote(model(self.noisy(batch.team.spread(x), batch)), batch), batch.y
+            lambda x: self.vote(model(self.noisy(batch.team.spread(x), batch)), batch), batch.y
         )
 
     def loss(self, model: Network, batch: Batch, x_adv: Tensor) -> Outcome:
         logits = model(self.noisy(x_adv, batch))
-        vote = self._vote(logits, batch)
+        vote = self.vote(logits, batch)
         if self.update == "soft":
             loss = cross_entropy(vote, batch.y)
             # every worker of a team has the whole loss, and its share of the gradient
@@ -72,8 +77,3 @@ class Smooth(Noisy):
             each = cross_entropy(logits, batch.y.repeat(len(logits) // len(batch.y)))
             loss = each.unflatten(0, (-1, len(batch.y))).sum(0) / self.copies
         return Outcome(loss, vote)
-
-    def _vote(self, logits: Tensor, batch: Batch) -> Tensor:
-        """log of the mean of all copies' probabilities, of which these are this worker's."""
-        each = functional.log_softmax(logits, dim=1).unflatten(0, (-1, len(batch.y)))
-        return batch.team.logsumexp(each.logsumexp(0)) - math.log(self.copies)

@@ -32,13 +32,17 @@ class Stability(Noisy):
         return strayed
 
     def loss(self, model: Network, batch: Batch, x_adv: Tensor) -> Outcome:
-        count = len(batch.y)
-        clean, noisy = model(torch.cat((batch.x, self.noisy(x_adv, batch)))).split_with_sizes(
-            (count, count * len(batch.team.share(self.copies)))
-        )
+        count, team = len(batch.y), batch.team
+        mine = team.share(count)  # of the clean images a share as well: each is in the batch once
+        some, noisy = model(
+            torch.cat((batch.x[mine.start : mine.stop], self.noisy(x_adv, batch)))
+        ).tensor_split((len(mine),))
+        padded = functional.pad(some, (0, 0, mine.start, count - mine.stop))
+        clean = team.spread(team.total(padded))
         own = len(noisy) / (count * self.copies)  # the share of the clean loss goes with the copies
         stray = self._stray(functional.softmax(clean, dim=1), noisy)
-        return Outcome(own * cross_entropy(clean, batch.y) + self.stability_weight * stray, clean)
+        loss = own * cross_entropy(clean, batch.y) + self.stability_weight * stray
+        return Outcome(loss, self.vote(noisy, batch))
 
     def _stray(self, clean: Tensor, noisy: Tensor) -> Tensor:
         """This worker's share of phi."""

@@ -44,6 +44,7 @@ def _settings(recipe: str, above: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise SettingError(f"recipe {recipe}: must be a group of settings")
     base = values.pop("base", None)
+    values.pop("recipe", None)  # a run's own config says which recipe it came from
     return merge({} if base is None else _settings(str(base), (*above, recipe)), values)
 
 

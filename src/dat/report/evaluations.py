@@ -60,7 +60,6 @@ def _show_suite(name: str, found: dict[str, Any]) -> None:
 
 def show_certified(found: dict[str, Any], *, as_json: bool, plot: Path | None) -> None:
     """Certified accuracy over the radius."""
-    warn(found["warnings"])
     if as_json:
         print_json(found)
     else:

@@ -37,7 +37,8 @@ class WeightAttack:
         model = exchange.module
         statistics = [(buffer, buffer.clone()) for buffer in model.buffers()]
         exchange.begin(epoch, -1 - step)  # other random numbers than those of the update
-        descend()
+        with exchange.aside():
+            descend()
         moved = _ascend(model, self.gamma)
         with torch.no_grad():
             for buffer, before in statistics:  # what was seen on the way is not remembered

@@ -41,9 +41,15 @@ class Sentinel:
         if self.action not in ACTIONS:
             raise ValueError(f"action = {self.action!r}: must be one of {', '.join(ACTIONS)}")
 
+    @property
+    def goes_back(self) -> bool:
+        """Whether a collapsed epoch is undone."""
+        return self.action in ("stop", "rescue")
+
     def watches(self, attack: Attack) -> bool:
         """Only single-step training collapses like that."""
-        return self.action != "off" and isinstance(attack, SINGLE_STEP)
+        single = isinstance(attack, SINGLE_STEP) or getattr(attack, "steps", 0) == 1
+        return self.action != "off" and single
 
     def collapsed(self, seen: Sequence[float]) -> bool:
         """Whether the last RA is a collapse, given those before."""
@@ -67,10 +73,12 @@ class Collapse(NamedTuple):
             f"epoch {self.epoch}: RA under PGD fell from {self.before:.1f} to {self.now:.1f} % on "
             "held-out images: catastrophic overfitting"
         )
-        if self.back_to is not None:
-            return f"{text}; going back to epoch {self.back_to}, and on with a stronger attack"
         if self.action == "stop":
-            return f"{text}; stopping, the best weights are kept"
+            return f"{text}; stopping with the weights of epoch {self.back_to}"
+        if self.back_to is not None:
+            return f"{text}; going back to epoch {self.back_to}, and on with another attack"
+        if self.action == "rescue":
+            return f"{text}, for the second time; use attack.name=pgd"
         return f"{text}; use attack.name=n-fgsm or pgd, or train.sentinel=rescue"
 
 

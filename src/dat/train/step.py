@@ -90,20 +90,21 @@ class Worker:
     def remember(self, batch: Batch, x_adv: Tensor) -> None:
         """Free AT: the backward pass of the update has given the attack's gradient as well."""
         if isinstance(self.attack, Free):
-            gradient = x_adv.grad
-            assert gradient is not None
+            assert x_adv.grad is not None
+            gradient = self.team.sum(x_adv.grad) if self.team.size > 1 else x_adv.grad
             further = self.attack.ascend(x_adv.detach(), gradient, batch.x, self.threat)
             self.replayed[:] = [further]
 
     def forward(self, batch: Batch, x_adv: Tensor) -> Outcome:
         """The objective at the worker's share of the batch."""
         self.optimizer.zero_grad()
+        x_adv.grad = None  # that of free AT, from AWP's own pass
         with self.team.one_batch(self.exchange.module):
             return self.objective.loss(self.exchange, batch, x_adv)
 
     def backward(self, outcome: Outcome, batch: Batch) -> None:
         """The worker's share of the gradient of the mean, which the exchange sums up."""
-        ((outcome.loss * batch.weight).sum() / self.supply.batch).backward()
+        ((outcome.loss * batch.weight).sum() / self.supply.weight).backward()
 
 
 def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:

@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -130,6 +130,11 @@ class Trainer:
         self.model.to(self.world.device)
         if self.unlabelled is not None and not self.unlabelled.has_labels:
             self.objective.check_labels()
+            if self.attack.reads_labels:
+                raise ValueError(
+                    f"attack {type(self.attack).__name__}: must know the right answers, and there "
+                    "are images without labels; use pgd, fgsm or n-fgsm, or pseudo-labels"
+                )
         self.samples = len(self.data) + len(self.unlabelled or ())
         self.supply = supply(
             self.data,
@@ -155,6 +160,10 @@ class Trainer:
         self._seen: list[float] = []
         self._good: Snapshot | None = None
         self.collapses: list[Collapse] = []
+        self.updates = 0
+        """Outer steps that were taken."""
+        self.discarded_seconds = 0.0
+        """Training time of epochs that were undone."""
 
     def trust_ratios(self) -> dict[str, float]:
         """LALR's ratio of each adapted layer in the last step, by its name."""
@@ -200,46 +209,56 @@ class Trainer:
         records: list[EpochRecord] = []
         try:
             while len(records) < self.epochs:
-                records.append(self._epoch(len(records)))
-                collapse = self._watch(records[-1])
+                epoch = len(records)
+                trained, measured = self._train(epoch), self._measured(epoch)
+                collapse = self._watch(epoch, measured)
                 if collapse and collapse.back_to is not None:
-                    del records[collapse.back_to :]
-                elif collapse and collapse.action == "stop":
-                    break
+                    self.discarded_seconds += trained["seconds"]
+                    self._go_back(collapse)
+                    if collapse.action == "stop":
+                        break
+                    continue
+                record = EpochRecord(epoch=epoch + 1, **trained, **self._keep(epoch, measured))
+                records.append(record)
+                self._tell("epoch_ended", record)
             self.worker.exchange.close()
         finally:
             self._tell("ended")
         return records
 
-    def _watch(self, record: EpochRecord) -> Collapse | None:
+    def _watch(self, epoch: int, measured: dict[str, Accuracy | None]) -> Collapse | None:
         """Look for catastrophic overfitting; all workers see the same."""
         if self.holdout is None or not self.sentinel.watches(self.worker.attack):
             return None
-        ra = record.holdout_ra
-        if ra is None:
+        accuracy = measured.get("")
+        if accuracy is None:
             few = torch.arange(min(len(self.holdout), self.sentinel.images))
-            ra = self._accuracy(self.model, self.holdout.take(few)).ra
-        self._seen.append(ra)
+            accuracy = self._accuracy(self.model, self.holdout.take(few))
+        self._seen.append(accuracy.ra)
         if not self.sentinel.collapsed(self._seen):
-            state = self.model, self.worker.optimizer, self._averaged
-            self._good = Snapshot.of(record.epoch, *state) if self._rescues else None
+            if self.sentinel.goes_back and not self.collapses:  # what collapses again is beyond it
+                state = self.model, self.worker.optimizer, self._averaged
+                self._good = Snapshot.of(epoch + 1, *state)
             return None
         *before, now = self._seen
         back_to = self._good.epoch if self._good else None
-        collapse = Collapse(record.epoch, max(before), now, self.sentinel.action, back_to)
+        collapse = Collapse(epoch + 1, max(before), now, self.sentinel.action, back_to)
         self.collapses.append(collapse)
         self._tell("collapsed", collapse)
-        if self._good:
-            self._good.restore(self.model, self.worker.optimizer, self._averaged)
-            self.worker = replace(self.worker, attack=self.sentinel.rescue)
-            del self._seen[self._good.epoch :]
-            self._good = None
         return collapse
 
-    @property
-    def _rescues(self) -> bool:
-        """One rescue: what collapses again is beyond it."""
-        return self.sentinel.action == "rescue" and not self.collapses
+    def _go_back(self, collapse: Collapse) -> None:
+        """To the last good epoch, to stop there or to go on with another attack."""
+        assert self._good is not None
+        self._good.restore(self.model, self.worker.optimizer, self._averaged)
+        self.worker.exchange.forget()
+        del self._seen[-1]
+        if collapse.action == "rescue":
+            self.worker = replace(self.worker, attack=self.sentinel.rescue)
+        elif not self._best:  # nothing was measured so far
+            epoch = self._good.epoch - 1
+            self._keep(epoch, {name: self._measure(it) for name, it in self.models().items()})
+        self._good = None
 
     def models(self) -> dict[str, nn.Module]:
         """The raw weights and, where they are kept, the averaged ones, by file-name prefix."""
@@ -253,32 +272,34 @@ class Trainer:
     def best_epoch(self, name: str = "") -> int:
         return self._best[name][1]
 
-    def _epoch(self, epoch: int) -> EpochRecord:
+    def best_accuracy(self, name: str = "") -> Accuracy | None:
+        """What they did there; none without held-out images."""
+        return self._best[name][0]
+
+    def _train(self, epoch: int) -> dict[str, Any]:
+        """The steps of an epoch, and what they came to."""
         self.model.train()
         start, loss, right = time.perf_counter(), 0.0, 0.0
-        traffic = Traffic(0, 0.0, 0.0)
-        for step in range(self.steps):
-            factor = self.schedule(epoch + step / self.steps, self.epochs)
+        traffic, steps = Traffic(0, 0.0, 0.0), self.steps
+        for step in range(steps):
+            factor = self.schedule(epoch + step / steps, self.epochs)
             set_rate(self.worker.optimizer, factor)
             with seeded(self.world.device, self.seed, "model", epoch, step, self.world.rank):
                 report = dat_step(self.worker, epoch, step)
             if self._averaged:
                 self._averaged.update(self.model)
+            self.updates += 1
             loss, right = loss + report.loss, right + report.accuracy
             traffic = traffic.plus(report.traffic)
             self._tell("step_ended", epoch, report)
-        seconds, steps = time.perf_counter() - start, self.steps
+        seconds = time.perf_counter() - start
         self._check_weights(epoch)
-        record = EpochRecord(
-            epoch=epoch + 1,
-            lr=self.worker.optimizer.param_groups[0]["lr"],
-            loss=loss / steps,
-            train_ra=right / steps,
+        return {
+            "lr": self.worker.optimizer.param_groups[0]["lr"],
+            "loss": loss / steps,
+            "train_ra": right / steps,
             **self._costs(seconds, traffic),
-            **self._select(epoch),
-        )
-        self._tell("epoch_ended", record)
-        return record
+        }
 
     def _check_weights(self, epoch: int) -> None:
         """No broken weights are ever measured or saved; replicas are equal, so all see the same."""
@@ -302,14 +323,18 @@ class Trainer:
             "mb_epoch": float(sent.sum()) * self.steps,
         }
 
-    def _select(self, epoch: int) -> dict[str, float]:
-        """Measure on the held-out images; keep the best weights."""
+    def _measured(self, epoch: int) -> dict[str, Accuracy | None]:
+        """Accuracies on the held-out images, in the epochs in which they are measured."""
         last = epoch + 1 == self.epochs
         if self.holdout is not None and (epoch + 1) % self.select_every and not last:
             return {}
+        return {name: self._measure(model) for name, model in self.models().items()}
+
+    def _keep(self, epoch: int, measured: dict[str, Accuracy | None]) -> dict[str, float]:
+        """Keep the best weights; what was measured, as a record has it."""
         found: dict[str, float] = {}
-        for name, model in self.models().items():
-            accuracy = self._measure(model)
+        for name, accuracy in measured.items():
+            model = self.models()[name]
             before, _ = self._best.get(name, (None, 0))
             if accuracy is None or before is None or self._rank(accuracy) > self._rank(before):
                 self._best[name] = (accuracy, epoch + 1)
