@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from runs import RESULTS, mean_and_spread, save, table
+from runs import RESULTS, dat, mean_and_spread, save, table
 
 from dat.report import Chart, line_charts
 
@@ -37,13 +35,10 @@ RUNS = {
 def run(data: Path, seed: int, settings: tuple[str, ...]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         words = [RECIPE, f"data.name={data}", f"seed={seed}", *TASK, *LENGTH, *settings]
-        command = [sys.executable, "-m", "dat", "train", *words, "--out", f"{folder}/run"]
-        done = subprocess.run([*command, "--json", "--quiet"], capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(done.stderr)
+        found = dat("train", *words, "--out", f"{folder}/run")
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
         curve = [(it["epoch"], it["holdout_ra"]) for it in map(json.loads, lines)]
-        return dict(json.loads(done.stdout)) | {"curve": curve}
+        return found | {"curve": curve}
 
 
 def main() -> None:

@@ -14,27 +14,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from runs import RESULTS, mean_and_spread, save, table
+from runs import RESULTS, dat, mean_and_spread, save, table
 
 from dat.report import Chart, line_charts
 
 RECIPE = str(Path(__file__).with_name("methods.yaml"))
 SHORT = ("train.batch=50", "train.select_every=1", "comm.threads=1", "data.holdout=0.15")
 WAYS = {"fine-tuned": 3, "from scratch": 3, "from scratch, longer": 12}
-
-
-def dat(*words: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "dat", *words, "--json", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return dict(json.loads(done.stdout))
 
 
 def main() -> None:

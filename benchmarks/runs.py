@@ -33,6 +33,15 @@ def train(recipe: str, *settings: str, workers: int = 1) -> dict[str, Any]:
     return result
 
 
+def dat(*words: str) -> dict[str, Any]:
+    """Any command, and the JSON that it prints."""
+    command = [sys.executable, "-m", "dat", *words, "--json", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return dict(json.loads(done.stdout))
+
+
 def mean_and_spread(values: Sequence[float]) -> str:
     """Mean and sample standard deviation."""
     spread = statistics.stdev(values) if len(values) > 1 else 0.0

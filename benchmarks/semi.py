@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from runs import RESULTS, mean_and_spread, save, table, train
+from runs import RESULTS, dat, mean_and_spread, save, table, train
 
 RECIPE = str(Path(__file__).with_name("methods.yaml"))
 BOTH = ("data.unlabelled=rest", "data.epoch_by=both", "train.epochs=5", "train.select_every=5")
@@ -65,10 +63,8 @@ def main() -> None:
 def _label(words: tuple[str, ...], few: tuple[str, ...], folder: Path) -> None:
     """A base model by standard training, and what it takes the rest for."""
     base = [*words, *few, "attack.name=none", "train.select_by=ta", "--out", f"{folder}/base"]
-    command = [sys.executable, "-m", "dat"]
-    subprocess.run([*command, "train", RECIPE, *base, "--quiet", "--json"], check=True, stdout=-3)
-    label = ["label", f"{folder}/base", "--unlabelled", "rest", "--out", f"{folder}/pseudo.npz"]
-    subprocess.run([*command, *label, "--quiet", "--json"], check=True, stdout=-3)
+    dat("train", RECIPE, *base)
+    dat("label", f"{folder}/base", "--unlabelled", "rest", "--out", f"{folder}/pseudo.npz")
 
 
 def _show(results: dict[str, dict[str, Any]]) -> None:

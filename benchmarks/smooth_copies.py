@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from bits import difference
-from runs import RESULTS, mean_and_spread, save, table
+from runs import RESULTS, dat, mean_and_spread, save, table
 
 RECIPE = str(Path(__file__).with_name("smooth.yaml"))
 RADII = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
@@ -32,23 +30,15 @@ def run(data: Path, sigma: float, copies: int, seed: int, images: int) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/run"
         words = [RECIPE, f"data.name={data}", f"objective.sigma={sigma}", f"seed={seed}"]
-        words += [f"objective.copies={copies}", "comm.threads=1", "--out", out, "--quiet"]
-        trained = _dat("train", *words)
+        words += [f"objective.copies={copies}", "comm.threads=1", "--out", out]
+        trained = dat("train", *words)
         radii = ",".join(map(str, RADII))
-        certified = _dat("certify", out, "--radii", radii, "--images", str(images), "--quiet")
+        certified = dat("certify", out, "--radii", radii, "--images", str(images))
     found = {f"{row['radius']:g}": row["ca"] for row in certified["ca"]}
     costs = {"train_seconds": trained["train_seconds"], "certify_seconds": certified["seconds"]}
     samples = {"samples_per_image": certified["samples_per_image"]}
     print(f"sigma {sigma}, N = {copies}, seed {seed}: {found}", flush=True)
     return found | costs | samples | {"acr": certified["acr"]}
-
-
-def _dat(*words: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "dat", *words, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return dict(json.loads(done.stdout))
 
 
 def main() -> None:
