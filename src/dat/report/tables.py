@@ -74,7 +74,7 @@ def _cell(key: str, value: object) -> str:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        float(text.replace(",", ""))
     except ValueError:
         return text == "-"
     return True
