@@ -110,12 +110,12 @@ def agree(arguments: argparse.Namespace, smooth: Any, fixed: dat.Certified) -> N
         x, _ = data.batch(torch.tensor([number]), torch.device("cpu"))
         predicted, reach = theirs.certify(x[0], N0, N, ALPHA, 200)
         ours = int(fixed.predicted[number]), float(fixed.radius[number])
-        same += predicted == ours[0]
-        gaps.append(abs(reach - ours[1]))
+        same += int(predicted == ours[0])
+        gaps.append(abs(float(reach) - ours[1]))
         p = float(stats.norm.cdf(max(reach, ours[1]) / arguments.sigma))
         spread = 4 * (2 * p * (1 - p) / N) ** 0.5
         low = float(radius(lower_bound((p - spread) * N, N, ALPHA), arguments.sigma))
-        within += min(reach, ours[1]) >= low - 1e-6
+        within += int(min(reach, ours[1]) >= low - 1e-6)
         print(number, predicted, f"{reach:.4f}", ours, flush=True)
     row = [str(arguments.agree), str(same), str(within), f"{max(gaps):.4f}"]
     row.append(f"{statistics.mean(gaps):.4f}")
