@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from dat.attacks import PGD, Free
 from dat.comm import Exchange, Team, World
@@ -23,10 +24,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "smooth": ("cnn", "smooth", {}, "eval"),
     "soft": ("cnn", "smooth", {"update": "soft"}, "eval"),
     "stability": ("cnn", "stability", {}, "eval"),
-    "stability, normalised": ("preact-resnet18", "stability", {}, "eval"),
+    "stability, normalised": ("normed", "stability", {}, "eval"),
     "free": ("cnn", "smooth", {}, "free"),
-    "normalised": ("preact-resnet18", "smooth", {}, "eval"),
-    "attacked in train mode": ("preact-resnet18", "smooth", {"update": "soft"}, "train"),
+    "normalised": ("normed", "smooth", {}, "eval"),
+    "attacked in train mode": ("normed", "smooth", {"update": "soft"}, "train"),
 }
 COPIES = 6
 
@@ -38,12 +39,24 @@ def images(count: int) -> ImageData:
     return ImageData(pictures, torch.arange(count) % 4, classes=4)
 
 
+def make(network: str) -> nn.Module:
+    """A small network, with or without batch normalisation."""
+    if network == "cnn":
+        return build_model("cnn", 4, width=4)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        first, second = nn.Conv2d(3, 4, 3, bias=False), nn.Conv2d(4, 8, 3, stride=2, bias=False)
+        body = first, nn.BatchNorm2d(4), nn.ReLU(), second
+        head = nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4)
+        return nn.Sequential(*body, *head)
+
+
 def main(folder: Path, size: int) -> None:
     world = World.join(device="cpu")
     for name, (network, objective, settings, mode) in CASES.items():
         plan = Plan(16, 8, parts=2, workers=world.size // size, seed=0)
         team = Team(world, size)
-        model = build_model(network, 4, width=4).double()
+        model = make(network).double()
         kind = OBJECTIVES[objective]
         assert issubclass(kind, Noisy)
         worker = Worker(

@@ -39,7 +39,9 @@ def test_the_split_changes_nothing_beyond_rounding(
     """Six copies on 1, 2 and 4 workers (two of which then have two), and on two teams of two."""
     if split == (4, 2) and CASES[name][0] != "cnn":
         pytest.skip("two teams have two batches to normalise")
-    alone, together = found[1, 1][name], found[split][name]
+    alone, together = dict(found[1, 1][name]), dict(found[split][name])
+    report = alone.pop("report"), together.pop("report")  # it travels in single precision
+    torch.testing.assert_close(*report, rtol=1e-6, atol=0)
     gradient = {k: v for k, v in alone.items() if v.is_floating_point()}
     assert distance({k: together[k] for k in gradient}, gradient) < 1e-8
     largest = max(float(value.abs().max()) for value in gradient.values())
@@ -59,9 +61,6 @@ def test_a_team_that_does_not_come_out_even_is_refused(tmp_path: Path) -> None:
     done = run([*DAT, "train", "digits", *words, "--workers", "2"], tmp_path)
     assert done.returncode == 2
     assert "train.team = 3: must divide the number of workers, 2" in done.stderr
-    done = run([*DAT, "train", "digits", *SMALL, "train.team=2", "--workers", "2"], tmp_path)
-    assert done.returncode == 2
-    assert "train.team = 2: only noisy copies of an image can be shared out" in done.stderr
 
 
 def test_tensors_are_really_compared(found: dict[tuple[int, int], dict[str, Found]]) -> None:

@@ -97,3 +97,9 @@ def test_phi_is_the_plain_cross_entropy() -> None:
 def test_impossible_settings_are_refused(name: str, value: float, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         Adversarial(**{name: value})
+
+
+def test_there_is_nothing_that_a_team_could_share() -> None:
+    Adversarial().check_team(1)
+    with pytest.raises(SettingError, match=r"train.team = 2: only noisy copies of an image"):
+        Adversarial().check_team(2)
