@@ -115,7 +115,7 @@ def _fit(
         RunFolder.check(out, overwrite=arguments.overwrite)
     if _starts_workers(arguments):
         return launch(arguments.workers, [*words, "--out", str(out)])
-    from dat.build import train
+    from dat.training import train
     from dat.report import print_json, runs_table, warn
 
     result = train(
