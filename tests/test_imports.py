@@ -21,7 +21,7 @@ APART = {"optim", "comm", "models", "data"}
 COMPONENTS = ["threat losses smoothing", "attacks", "objectives"]
 JOBS = ["evaluation", "certification", "train", "report"]
 TOP = [
-    *("bench", "finetune", "build", "training", "arguments", "measure", "selftrain"),
+    *("bench", "finetune", "build", "training", "measure", "selftrain", "datasets"),
     *("recipes", "commands", "cli", "__main__"),
 ]
 """In each list, a room knows the lists and the rooms before its own."""

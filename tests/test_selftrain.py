@@ -44,7 +44,7 @@ def test_the_rest_is_what_no_label_was_kept_of() -> None:
     sizes = len(found.labelled), len(found.holdout), len(found.unlabelled)
     assert sizes == (240, 60, 1137) and not found.unlabelled.has_labels
     again = unlabelled_data(config, data)
-    assert again is not None and torch.equal(again.images, found.unlabelled.images)
+    assert again is not None and torch.equal(again.tensor(), found.unlabelled.tensor())
 
 
 @pytest.mark.parametrize(

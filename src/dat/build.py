@@ -15,8 +15,10 @@ from dat.attacks import ATTACKS, PGD, attack_mode
 from dat.comm import World
 from dat.config import RunConfig, merge
 from dat.data import (
+    Augmentation,
     ImageData,
     Mix,
+    Parts,
     PseudoLabels,
     Splits,
     load_unlabelled,
@@ -51,8 +53,8 @@ def make_model(config: RunConfig, data: Splits, *, start: bool = False) -> nn.Mo
         return finetuned(config, data, start=start)
     net = build_model(
         config.model.name,
-        data.train.classes,
-        channels=data.train.channels,
+        data.test.classes,
+        channels=data.test.channels,
         width=config.model.width,
         seed=config.seed,
     )
@@ -89,14 +91,19 @@ def check_attacks(config: RunConfig, classes: int) -> None:
 class TrainingData(NamedTuple):
     """What is trained on."""
 
-    labelled: ImageData
-    holdout: ImageData | None
+    labelled: ImageData | Parts
+    holdout: ImageData | Parts | None
     unlabelled: ImageData | None
     """With pseudo-labels, or without any."""
 
 
 def training_data(config: RunConfig, data: Splits) -> TrainingData:
     """The labels that there are, split into those to train on and those held out, and the rest."""
+    if isinstance(data.training, Parts):
+        _check_parts(config)
+        parts = replace(data.training, weigh_by=config.data.weigh_by)
+        some, held = parts.split_holdout(config.data.holdout, config.seed)
+        return TrainingData(some, held, unlabelled_data(config, data))
     labelled, rest = data.train, None
     if config.data.labels is not None:
         labelled, rest = split_labels(labelled, config.data.labels, config.seed)
@@ -120,14 +127,21 @@ def unlabelled_data(
             _, rest = split_labels(data.train, config.data.labels, config.seed)
         assert rest is not None  # the config refuses it otherwise
         return rest.without_labels()
-    return load_unlabelled(name, data.train)
+    return load_unlabelled(name, data.training, config.data.reading())
+
+
+def _check_parts(config: RunConfig) -> None:
+    """What needs all labels in one place is not for data that stays in several."""
+    for field in ("labels", "pseudo_labels"):
+        if getattr(config.data, field) is not None:
+            raise ValueError(f"data.{field}: not for data in parts, which stays where it is")
 
 
 def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
     images = training_data(config, data)
-    check_attacks(config, data.train.classes)
+    check_attacks(config, data.test.classes)
     model = make_model(config, data, start=True)
-    check_model(model, data.train)
+    check_model(model, data.test)
     return Trainer(
         model=model,
         data=images.labelled,
@@ -147,7 +161,13 @@ def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
         batch=config.train.batch,
         team=config.train.team,
         parts=config.data.parts,
-        augmentation=config.data.augmentation,
+        augmentation=Augmentation(
+            kind=config.data.augmentation,
+            cutout=config.data.cutout,
+            randaugment=config.data.randaugment,
+            magnitude=config.data.magnitude,
+        ),
+        loaders=config.data.loaders,
         attack_bn=config.train.attack_bn,
         selection=PGD(steps=config.train.select_steps),
         select_by=config.train.select_by,

@@ -7,14 +7,10 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from dat.arguments import parse
-from dat.commands import COMMANDS
+from dat.commands import parse
 from dat.launch import is_worker, settle_in
-
-if TYPE_CHECKING:
-    pass
 
 FAILED = 1
 
@@ -36,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # sockets warn, with pages of addresses
     arguments = parse(words)
     try:
-        code = COMMANDS[arguments.command](arguments, words)
+        code = arguments.run(arguments, words)
     except Exception as error:
         code = _fail(error)
     except KeyboardInterrupt:

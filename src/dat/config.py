@@ -9,7 +9,7 @@ from typing import Any
 
 from dat.attacks import ATTACKS, Attack
 from dat.comm import PROTOCOLS, QUANTIZERS, Protocol, Quantizer
-from dat.data import AUGMENTATIONS
+from dat.data import AUGMENTATIONS, WEIGH_BY, Reading
 from dat.fields import SettingError, Settings, component, section, setting
 from dat.models import MODELS
 from dat.objectives import OBJECTIVES, TRADES, Objective
@@ -21,7 +21,11 @@ from dat.threat import ThreatModel
 class DataConfig(Settings):
     """What to train on."""
 
-    name: str = setting("digits", "a built-in set, an .npz file, or package.module:function")
+    name: str = setting(
+        "digits",
+        "a built-in or fetched set (dat data list), an .npz or .parquet file, a folder of "
+        "pictures, of arrays or of parts (dat data shard), or package.module:function",
+    )
     holdout: float = setting(
         0.1, "share of the training set held out to choose the best weights by", ge=0, lt=1
     )
@@ -30,6 +34,30 @@ class DataConfig(Settings):
         "parts the data is split into, each drawn from alike; none is 24, which 1, 2, 3, 4, 6, 8, "
         "12 or 24 workers share out evenly, and else one a worker",
         ge=1,
+    )
+    weigh_by: str = setting(
+        "parts",
+        "of parts on disk that differ in size, what counts alike: parts, as in the paper's "
+        "equation 2, or images",
+        choices=WEIGH_BY,
+    )
+    size: int | None = setting(
+        None, "pixels a side that pictures are scaled to; none: as they are, if all alike", ge=1
+    )
+    resize: int | None = setting(
+        None, "pixels of a picture's shorter side before its middle is cut out; none: size", ge=1
+    )
+    corrupt: str = setting(
+        "stop", "what to do about a picture that cannot be read", choices=("stop", "skip")
+    )
+    test_share: float = setting(
+        0.2, "share kept for testing of a folder that has no test set", gt=0, lt=1
+    )
+    memory: float = setting(
+        2.0, "GiB of images that are read once and kept; more stay on disk until drawn", ge=0
+    )
+    loaders: int | None = setting(
+        None, "processes a worker that decode pictures; none: its share of the cores", ge=0
     )
     labels: int | None = setting(
         None, "keep only so many labels, spread evenly over the classes; none keeps all", ge=1
@@ -50,7 +78,26 @@ class DataConfig(Settings):
     epoch_by: str = setting(
         "labelled", "whose number makes an epoch", choices=("labelled", "unlabelled", "both")
     )
-    augmentation: str = setting("none", "random changes to images", choices=AUGMENTATIONS)
+    augmentation: str = setting(
+        "none",
+        "random changes to images: crop pads by 4 pixels and cuts out, flip mirrors, resized-crop "
+        "cuts out any part of a picture, scales it and flips",
+        choices=AUGMENTATIONS,
+    )
+    cutout: int = setting(0, "pixels a side of a square that is blackened; 0 is none", ge=0)
+    randaugment: int = setting(0, "RandAugment: changes in a row; 0 is none", ge=0)
+    magnitude: int = setting(9, "RandAugment: how strong they are", ge=0, le=30)
+
+    def reading(self) -> Reading:
+        """How pictures become images."""
+        return Reading(
+            size=self.size,
+            resize=self.resize,
+            memory=self.memory,
+            corrupt=self.corrupt,
+            random_crops=self.augmentation == "resized-crop",
+            test_share=self.test_share,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+WEIGHTS = ("best", "last", "ema-best", "ema-last")
+"""The weights in a run's folder, by name."""
+
 
 def partial(path: Path) -> Path:
     """Where a file is written before it takes its place."""

@@ -59,7 +59,7 @@ class Origin:
         if self.run.finetune.size is not None:
             return self.run.finetune.size
         try:
-            return max(load(self.run.data.name).train.images.shape[-2:])
+            return max(load(self.run.data.name, self.run.data.reading()).test.shape[1:])
         except (ValueError, OSError) as error:
             raise ValueError(
                 f"{self.name}: cannot tell how large its images were ({error}); set finetune.size"
@@ -82,11 +82,11 @@ def settle(
     name, head = find_head(part)
     rows = state.get(f"{name}.weight")
     known = head_classes(head) if rows is None else len(rows)
-    channels = tuned.channels or _channels(part, state) or data.train.channels
+    channels = tuned.channels or _channels(part, state) or data.test.channels
     size = tuned.size
     if size is None and resolution is not None:
         size = resolution()
-        size = size if size is not None and size > max(data.train.images.shape[-2:]) else None
+        size = size if size is not None and size > max(data.test.shape[1:]) else None
     tuned = replace(
         tuned, weights=str(path), classes=tuned.classes or known, channels=channels, size=size
     )
@@ -105,7 +105,7 @@ def finetuned(config: RunConfig, data: Splits, *, start: bool) -> nn.Module:
         path = Path(str(tuned.weights))
         state = read_weights(path)
         fill(_part(whole, state), state, path)
-    replace_head(whole, data.train.classes, seed=config.seed)
+    replace_head(whole, data.test.classes, seed=config.seed)
     if start:
         freeze(_bare(whole), tuned.layers)
     return whole
@@ -129,8 +129,8 @@ def _whole(config: RunConfig, data: Splits) -> Resized:
     """The network as it was pre-trained, behind a normalisation that still does nothing: ours is in
     the weights, and a model of the user's sees to it itself."""
     tuned = config.finetune
-    classes = tuned.classes or data.train.classes
-    channels = tuned.channels or data.train.channels
+    classes = tuned.classes or data.test.classes
+    channels = tuned.channels or data.test.channels
     net = build_model(
         config.model.name, classes, channels=channels, width=config.model.width, seed=config.seed
     )
@@ -162,7 +162,7 @@ def _channels(part: nn.Module, state: Mapping[str, Tensor]) -> int | None:
 
 
 def _check_images(tuned: FinetuneConfig, data: Splits) -> None:
-    given, height, width = data.train.images.shape[1:]
+    given, height, width = data.test.shape
     if given not in (1, tuned.channels):
         raise ValueError(
             f"finetune.channels = {tuned.channels}: the images have {given}: must be {given}; only "

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from dat.arguments import WEIGHTS
 from dat.build import (
     accuracy_of,
     check_attacks,
@@ -28,6 +27,7 @@ from dat.data import ImageData, Splits, load
 from dat.evaluation import Assessment, Curve, sweep
 from dat.evaluation.checks import check_curve
 from dat.evaluation.suites import suite
+from dat.files import WEIGHTS
 from dat.models import build_model
 from dat.objectives import Noisy
 from dat.report import gauge
@@ -110,7 +110,7 @@ def measure(
 
 def prepare(subject: Subject, world: World) -> tuple[ImageData, nn.Module]:
     """The test images and the model, or one error for all workers."""
-    data = world.together(lambda: load(subject.config.data.name))
+    data = world.together(lambda: load(subject.config.data.name, subject.config.data.reading()))
     world.together(lambda: check_attacks(subject.config, data.test.classes))
     model = world.together(lambda: subject.make(data))
     return data.test, model.to(world.device)

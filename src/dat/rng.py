@@ -13,7 +13,9 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -84,28 +86,36 @@ class Draws:
 
     def _words(self, blocks: int) -> Tensor:
         """`blocks` Philox blocks for each sample: 32-bit words in an int64 tensor."""
+        key = self.key & MASK, self.key >> 32
         index = self.index.to(torch.int64)
+        if index.device.type == "cpu":  # numpy takes a third of torch's time for small arrays
+            rows = np.broadcast_to(index.numpy().view(np.uint64)[:, None], (len(index), blocks))
+            numbers = np.broadcast_to(np.arange(blocks, dtype=np.uint64), rows.shape)
+            low, high = rows & np.uint64(MASK), rows >> np.uint64(32)
+            words = philox((numbers, np.zeros_like(low), low, high), key)
+            return torch.from_numpy(np.stack(words, axis=-1).view(np.int64))
         row = index.unsqueeze(1).expand(-1, blocks)
         block = torch.arange(blocks, device=index.device).expand(len(index), -1)
         counter = (block, torch.zeros_like(row), row & MASK, (row >> 32) & MASK)
-        return torch.stack(philox(counter, (self.key & MASK, self.key >> 32)), dim=-1)
+        return torch.stack(philox(counter, key), dim=-1)
+
+
+Words = TypeVar("Words", Tensor, np.ndarray[Any, Any])
 
 
 def philox(
-    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x32-10: four 32-bit words for each counter, all held in int64 tensors."""
+    counter: tuple[Words, Words, Words, Words], key: tuple[int, int]
+) -> tuple[Words, Words, Words, Words]:
+    """Philox4x32-10: four 32-bit words for each counter, held in int64 tensors or uint64 arrays.
+
+    The low halves of products are masked only at the end: until then they are but xored into what
+    is masked itself. A signed product wraps, and its high half is masked, so its sign is lost.
+    """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        high0, low0 = _multiply(c0, _MULTIPLIERS[0])
-        high1, low1 = _multiply(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c2 = ((p1 >> 32) ^ c1 ^ k0) & MASK, ((p0 >> 32) ^ c3 ^ k1) & MASK
+        c1, c3 = p1, p0
         k0, k1 = (k0 + _WEYL[0]) & MASK, (k1 + _WEYL[1]) & MASK
-    return c0, c1, c2, c3
-
-
-def _multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
-    """High and low 32 bits of a 32 x 32-bit product; int64 wraps, so the high half is masked."""
-    product = a * b
-    return (product >> 32) & MASK, product & MASK
+    return c0, c1 & MASK, c2, c3 & MASK

@@ -36,7 +36,7 @@ def label(
     if config.data.unlabelled is None:
         raise ValueError("--unlabelled: which images? rest, a folder, a file of arrays, or a set")
     with make_world(config) as world:
-        data = world.together(lambda: load(config.data.name))
+        data = world.together(lambda: load(config.data.name, config.data.reading()))
         images = world.together(lambda: unlabelled_data(config, data))
         assert images is not None
         model = world.together(lambda: subject.make(data)).to(world.device)

@@ -12,10 +12,7 @@ from dat.attacks import FGSM, NFGSM, PGD, YOPO, Free, NoAttack
 from dat.build import accuracy_of, figures, make_trainer, make_world
 from dat.comm import Auto, World, choose, protocol_name, quantizer_name
 from dat.config import DataConfig, RunConfig
-from dat.data import (
-    ImageData,
-    load,
-)
+from dat.data import ImageData, Splits, load
 from dat.finetune import settle
 from dat.objectives import (
     MART,
@@ -46,8 +43,11 @@ def train(
     that of the pre-trained network, if there is one.
     """
     with make_world(asked) as world:
-        config, trainer, test = world.together(lambda: _prepare(asked, world, resolution))
+        config, trainer, data = world.together(lambda: _prepare(asked, world, resolution))
         folder = world.together(lambda: _folder(out, world, overwrite))
+        if world.first and not quiet:
+            for line in data_lines(config.data.name, data, trainer):
+                print(line, file=sys.stderr)
         settle_protocol(trainer, quiet=quiet)
         if folder:
             resolved = replace(
@@ -59,7 +59,7 @@ def train(
             folder.describe({"recipe": recipe} | resolved.dump(), world.size)
             trainer.listeners = [folder] if quiet else [folder, Progress(str(out))]
         records = trainer.fit()
-        result = _result(config, recipe, trainer, records, test)
+        result = _result(config, recipe, trainer, records, data.test)
         if folder:
             folder.finish(result)
         return result if world.first else None
@@ -114,12 +114,37 @@ def _folder(out: Path, world: World, overwrite: bool) -> RunFolder | None:
 
 def _prepare(
     config: RunConfig, world: World, resolution: Callable[[], int | None] | None = None
-) -> tuple[RunConfig, Trainer, ImageData]:
+) -> tuple[RunConfig, Trainer, Splits]:
     """The config with what pre-trained weights decide; the trainer, which keeps its own part of the
-    training set; the test set."""
-    data = load(config.data.name)
+    training set; the data."""
+    data = load(config.data.name, config.data.reading())
     config = settle(config, data, resolution)
-    return config, make_trainer(config, data, world), data.test
+    return config, make_trainer(config, data, world), data
+
+
+def data_lines(name: str, data: Splits, trainer: Trainer) -> list[str]:
+    """What is trained on: how many images, of which size, in which classes and parts."""
+    train, (channels, height, width) = data.training, data.test.shape
+    lines = [
+        f"{name}: {len(train):,} training and {len(data.test):,} test images of "
+        f"{channels} x {height} x {width}, {data.test.classes} classes"
+    ]
+    if isinstance(train, ImageData):
+        counts = train.counts()
+        low, high = int(counts.min()), int(counts.max())
+        lines[0] += f" with {low:,} to {high:,} each" if low < high else f" with {low:,} each"
+        if low == 0:
+            empty = (counts == 0).nonzero().squeeze(1).tolist()
+            names = [train.names[it] if train.names else str(it) for it in empty]
+            lines.append(f"warning: no training image of class {', '.join(names)}")
+        return lines
+    plan = trainer.supply.sources[0].plan
+    rounds = [plan.steps * plan.batch / len(plan.sizes) / size for size in plan.sizes]
+    lines.append(
+        f"in {len(plan.sizes)} parts of {min(plan.sizes):,} to {max(plan.sizes):,} images: in an "
+        f"epoch the smallest is gone round {max(rounds):.2f} times, the largest {min(rounds):.2f}"
+    )
+    return lines
 
 
 def _resolved(config: RunConfig, trainer: Trainer) -> DataConfig:
@@ -130,7 +155,7 @@ def _resolved(config: RunConfig, trainer: Trainer) -> DataConfig:
         name=_anchored(data.name),
         unlabelled=data.unlabelled and _anchored(data.unlabelled),
         pseudo_labels=data.pseudo_labels and _anchored(data.pseudo_labels),
-        parts=len(trainer.supply.sources[0].plan.parts),
+        parts=len(trainer.supply.sources[0].plan.sizes),
     )
 
 

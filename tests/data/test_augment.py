@@ -1,14 +1,18 @@
-"""Random crops and flips, against a loop over the samples."""
+"""Random crops, flips and cutout, against a loop over the samples."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from dat.data import AUGMENTATIONS, augment
-from dat.data.augment import PADDING
-from dat.rng import Draws
+from dat.data.augment import PADDING, Augmentation
+from dat.rng import Draws, generator
 
 every_kind = pytest.mark.parametrize("kind", AUGMENTATIONS)
 
@@ -16,6 +20,11 @@ every_kind = pytest.mark.parametrize("kind", AUGMENTATIONS)
 def images(n: int = 12, channels: int = 2, height: int = 5, width: int = 7) -> Tensor:
     """No two pixels alike, and none is 0."""
     return torch.arange(1.0, 1 + n * channels * height * width).reshape(n, channels, height, width)
+
+
+def bytes_(*shape: int) -> Tensor:
+    seeded = generator(0, "bytes", *shape)
+    return torch.randint(0, 256, shape, generator=seeded, dtype=torch.uint8)
 
 
 def draws(n: int = 12) -> Draws:
@@ -87,3 +96,95 @@ def test_shape_and_range_stay(kind: str) -> None:
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="'flop': must be one of none, crop, crop-flip"):
         augment(images(), "flop", draws())
+
+
+@pytest.mark.parametrize("kind", ["crop", "crop-flip"])
+def test_memory_order_does_not_matter(kind: str) -> None:
+    x = images()
+    found = augment(x.contiguous(memory_format=torch.channels_last), kind, draws())
+    assert torch.equal(found, augment(x, kind, draws())) and found.is_contiguous()
+
+
+def test_resized_crop_only_flips_what_was_cropped_elsewhere() -> None:
+    x = images()
+    found = augment(x, "resized-crop", draws())
+    coins = draws().uniform(torch.Size((12, 3)))[:, 2].tolist()
+    for image, flipped, coin in zip(x, found, coins, strict=True):
+        assert torch.equal(flipped, image if coin < 0.5 else image.flip(2))
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 6, 40])
+def test_cutout_blackens_a_square_clipped_at_the_border(side: int) -> None:
+    x = images()
+    found = Augmentation(cutout=side)(x, draws())
+    luck = draws().fork("cutout").uniform(torch.Size((12, 2))).tolist()
+    for image, cut, (a, b) in zip(x, found, luck, strict=True):
+        top, left = int(a * 5) - side // 2, int(b * 7) - side // 2
+        expected = image.clone()
+        expected[:, max(top, 0) : top + side, max(left, 0) : left + side] = 0
+        assert torch.equal(cut, expected)
+
+
+def test_every_pixel_is_the_centre_of_a_hole_equally_often() -> None:
+    n = 9000
+    holes = (Augmentation(cutout=1)(torch.ones(n, 1, 5, 6), draws(n)) == 0).sum(0)
+    assert holes.sum() == n
+    assert (holes - n / 30).abs().max() < 5 * (n / 30) ** 0.5
+
+
+def test_the_parts_follow_each_other() -> None:
+    x = bytes_(12, 3, 8, 8)
+    every = Augmentation(kind="crop-flip", cutout=3, randaugment=2, magnitude=20)
+    expected = augment(x, "crop-flip", draws())
+    expected = Augmentation(randaugment=2, magnitude=20)(expected, draws())
+    expected = Augmentation(cutout=3)(expected, draws())
+    assert torch.equal(every(x, draws()), expected)
+
+
+SETTINGS = st.builds(
+    Augmentation,
+    kind=st.sampled_from(AUGMENTATIONS),
+    cutout=st.integers(0, 12),
+    randaugment=st.integers(0, 2),
+    magnitude=st.integers(0, 30),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    SETTINGS,
+    st.tuples(st.integers(0, 6), st.sampled_from([1, 3]), st.integers(1, 9), st.integers(1, 9)),
+)
+def test_bytes_then_floats_is_floats_then_bytes(
+    change: Augmentation, shape: tuple[int, int, int, int]
+) -> None:
+    x = bytes_(*shape)
+    found = change(x, draws(shape[0]))
+    assert found.shape == x.shape and found.dtype == torch.uint8
+    floats = change(x.float().div(255), draws(shape[0]))
+    assert floats.dtype == torch.float32 and torch.equal(floats, found.float().div(255))
+
+
+@settings(deadline=None, max_examples=40)
+@given(SETTINGS, st.permutations(range(12)), st.integers(1, 12))
+def test_batches_and_their_order_do_not_matter(
+    change: Augmentation, order: list[int], batch: int
+) -> None:
+    x, whole = bytes_(12, 3, 6, 5), change(bytes_(12, 3, 6, 5), draws())
+    for rows in torch.tensor(order).split(batch):
+        assert torch.equal(change(x[rows], draws().pick(rows)), whole[rows])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"kind": "crop-flop"}, r"kind = 'crop-flop': must be one of none.*mean crop-flip\?"),
+        ({"cutout": -1}, "cutout = -1: must be at least 0"),
+        ({"cutout": 1.5}, "cutout = 1.5: must be whole number, at least 0"),
+        ({"randaugment": -2}, "randaugment = -2: must be at least 0"),
+        ({"magnitude": 31}, "magnitude = 31: must be at least 0 and at most 30"),
+    ],
+)
+def test_a_wrong_setting_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Augmentation(**wrong)

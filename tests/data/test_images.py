@@ -41,7 +41,7 @@ def test_classes_may_be_more_than_the_labels_show() -> None:
 def test_grey_images_get_their_channel() -> None:
     data = ImageData.of(torch.arange(12, dtype=torch.uint8).reshape(3, 2, 2), labels())
     assert data.images.shape == (3, 1, 2, 2)
-    assert data.images[2, 0].tolist() == [[8, 9], [10, 11]]
+    assert data.tensor()[2, 0].tolist() == [[8, 9], [10, 11]]
 
 
 def test_bytes_stay_bytes_until_they_are_drawn() -> None:
@@ -76,8 +76,8 @@ def test_other_whole_labels_become_int64(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounding_errors_are_clipped_away(value: float, dtype: torch.dtype) -> None:
     data = ImageData.of(with_pixel(value, dtype), labels())
-    assert data.images.min() >= 0 and data.images.max() <= 1
-    assert float(data.images[1, 0, 1, 0]) == round(value)
+    assert data.tensor().min() >= 0 and data.tensor().max() <= 1
+    assert float(data.tensor()[1, 0, 1, 0]) == round(value)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,10 @@ def test_labels_beyond_the_classes_are_refused() -> None:
 def test_take_copies_some_of_the_images() -> None:
     data = ImageData.of(torch.arange(3, dtype=torch.uint8).reshape(3, 1, 1, 1), labels(), classes=7)
     some = data.take(torch.tensor([2, 0]))
-    assert some.images.flatten().tolist() == some.labels.tolist() == [2, 0]
+    assert some.tensor().flatten().tolist() == some.labels.tolist() == [2, 0]
     assert some.classes == 7
-    some.images.zero_()
-    assert data.images.flatten().tolist() == [0, 1, 2]
+    some.tensor().zero_()
+    assert data.tensor().flatten().tolist() == [0, 1, 2]
 
 
 def test_images_without_pixels_are_refused() -> None:

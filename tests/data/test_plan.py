@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dat.data import ImageData, Plan, default_parts, split_holdout
+from dat.data import ImageData, Split, default_parts, split_holdout
 
 
 class Sizes(NamedTuple):
@@ -18,8 +18,8 @@ class Sizes(NamedTuple):
     parts: int
     seed: int
 
-    def plan(self, workers: int) -> Plan:
-        return Plan(self.samples, self.batch, parts=self.parts, workers=workers, seed=self.seed)
+    def plan(self, workers: int) -> Split:
+        return Split(self.samples, self.batch, parts=self.parts, workers=workers, seed=self.seed)
 
 
 @st.composite
@@ -33,15 +33,15 @@ some_sizes = given(sizes=sizes(), workers=st.integers(1, 13))
 quietly = settings(derandomize=True, deadline=None, max_examples=60)
 
 
-def draws(plan: Plan, epoch: int, step: int) -> list[list[int]]:
+def draws(plan: Split, epoch: int, step: int) -> list[list[int]]:
     return [plan.draw(epoch, step, rank).tolist() for rank in range(plan.workers)]
 
 
-def batch_of(plan: Plan, epoch: int, step: int) -> list[int]:
+def batch_of(plan: Split, epoch: int, step: int) -> list[int]:
     return [number for share in draws(plan, epoch, step) for number in share]
 
 
-def epoch_of(plan: Plan, epoch: int) -> list[int]:
+def epoch_of(plan: Split, epoch: int) -> list[int]:
     return [number for step in range(plan.steps) for number in batch_of(plan, epoch, step)]
 
 
@@ -133,32 +133,32 @@ def test_workers_that_divide_the_parts_own_nothing_together(
 
 
 def test_order_is_another_one_in_each_epoch_and_for_each_seed() -> None:
-    plan = Plan(100, 10, parts=2, workers=2, seed=0)
+    plan = Split(100, 10, parts=2, workers=2, seed=0)
     first, again, second = (plan.draw(epoch, 0, 0).tolist() for epoch in (0, 0, 1))
     assert first == again
     assert sorted(first) != sorted(second)
-    other = Plan(100, 10, parts=2, workers=2, seed=1)
+    other = Split(100, 10, parts=2, workers=2, seed=1)
     assert not torch.equal(plan.parts[0], other.parts[0])
-    same = Plan(100, 10, parts=2, workers=2, seed=0)
+    same = Split(100, 10, parts=2, workers=2, seed=0)
     assert torch.equal(plan.parts[0], same.parts[0])
     assert same.draw(0, 0, 0).tolist() == first
 
 
 def test_parts_are_shuffled_apart() -> None:
-    plan = Plan(40, 40, parts=2, workers=2, seed=0)
+    plan = Split(40, 40, parts=2, workers=2, seed=0)
     places = [torch.searchsorted(plan.parts[rank], plan.draw(0, 0, rank)) for rank in (0, 1)]
     assert sorted(places[0].tolist()) == sorted(places[1].tolist()) == list(range(20))
     assert not torch.equal(*places)
 
 
 def test_over_epochs_every_sample_is_drawn() -> None:
-    plan = Plan(11, 4, parts=2, workers=1, seed=0)
+    plan = Split(11, 4, parts=2, workers=1, seed=0)
     assert plan.steps == 2
     assert {number for epoch in range(20) for number in epoch_of(plan, epoch)} == set(range(11))
 
 
 def test_one_batch_may_be_all_there_is() -> None:
-    plan = Plan(11, 11, parts=3, workers=2, seed=0)
+    plan = Split(11, 11, parts=3, workers=2, seed=0)
     assert plan.steps == 1
     assert sorted(epoch_of(plan, 0)) == list(range(11))
 
@@ -180,7 +180,7 @@ def test_one_batch_may_be_all_there_is() -> None:
 )
 def test_default_parts_are_many_where_they_share_out(workers: int, batch: int, parts: int) -> None:
     assert default_parts(workers, batch) == parts
-    assert len(Plan(200, batch, workers=workers, seed=0).parts) == parts
+    assert len(Split(200, batch, workers=workers, seed=0).parts) == parts
 
 
 @pytest.mark.parametrize(
@@ -198,14 +198,14 @@ def test_impossible_plans_are_refused(
     samples: int, batch: int, parts: int, workers: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        Plan(samples, batch, parts=parts, workers=workers, seed=0)
+        Split(samples, batch, parts=parts, workers=workers, seed=0)
 
 
 @pytest.mark.parametrize(("batch", "parts", "workers"), [(4, 4, 2), (3, 3, 3), (8, 3, 4)])
 def test_the_smallest_batches_give_every_worker_something(
     batch: int, parts: int, workers: int
 ) -> None:
-    plan = Plan(20, batch, parts=parts, workers=workers, seed=0)
+    plan = Split(20, batch, parts=parts, workers=workers, seed=0)
     for step in range(plan.steps):
         assert all(share for share in draws(plan, 0, step))
 
@@ -224,18 +224,18 @@ def test_holdout_and_rest_are_disjoint_and_cover_all(count: int, share: float, s
     rest, held = split_holdout(numbered(count), share, seed)
     assert held is not None
     assert len(held) == round(share * count)
-    together = [*rest.images.flatten().tolist(), *held.images.flatten().tolist()]
+    together = [*rest.tensor().flatten().tolist(), *held.tensor().flatten().tolist()]
     assert sorted(together) == list(range(count))
     for half in (rest, held):
-        assert torch.equal(half.labels, half.images.flatten().long() % 3)
+        assert torch.equal(half.labels, half.tensor().flatten().long() % 3)
         assert half.classes == 5
 
 
 def test_holdout_follows_from_the_seed() -> None:
     first, again, other = (split_holdout(numbered(50), 0.2, seed)[1] for seed in (0, 0, 1))
     assert first is not None and again is not None and other is not None
-    assert torch.equal(first.images, again.images)
-    assert not torch.equal(first.images, other.images)
+    assert torch.equal(first.tensor(), again.tensor())
+    assert not torch.equal(first.tensor(), other.tensor())
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01])

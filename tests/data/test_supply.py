@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dat.data import UNLABELLED, ImageData, Mix, Supply, split_labels, supply
+from dat.data import UNLABELLED, Dealing, ImageData, Mix, Supply, split_labels, supply
 from dat.losses import NO_LABEL
 
 CPU = torch.device("cpu")
@@ -25,11 +25,7 @@ def make(workers: int, place: int, mix: Mix, *, labelled: int = 48, rest: int = 
         images(labelled),
         images(rest, start=500).without_labels(),
         mix,
-        batch=24,
-        parts=6,
-        workers=workers,
-        place=place,
-        seed=0,
+        Dealing(batch=24, parts=6, workers=workers, place=place, seed=0),
     )
 
 
@@ -42,10 +38,8 @@ def test_one_constant_for_no_label() -> None:
 def test_a_batch_has_its_share_of_both_whatever_the_workers(workers: int, share: float) -> None:
     mix = Mix(share=share, weight=0.5)
     for epoch, step in ((0, 0), (0, 1), (3, 1)):
-        drawn = [
-            make(workers, place, mix).draw(epoch, step, place, CPU) for place in range(workers)
-        ]
-        alone = make(1, 0, mix).draw(epoch, step, 0, CPU)
+        drawn = [make(workers, place, mix).draw(epoch, step, CPU) for place in range(workers)]
+        alone = make(1, 0, mix).draw(epoch, step, CPU)
         numbers = torch.cat([it.numbers for it in drawn]).sort().values
         assert torch.equal(numbers, alone.numbers.sort().values)
         assert int((alone.y == UNLABELLED).sum()) == round(24 * share)
@@ -62,7 +56,7 @@ def test_the_length_of_an_epoch(epoch_by: str, steps: int) -> None:
 def test_the_smaller_set_goes_round_in_another_order() -> None:
     """Eight steps of twelve: the 48 labelled images come twice, the 96 unlabelled ones once."""
     made = make(1, 0, Mix(epoch_by="unlabelled"))
-    drawn = [made.draw(0, step, 0, CPU).numbers.tolist() for step in range(8)]
+    drawn = [made.draw(0, step, CPU).numbers.tolist() for step in range(8)]
     first = [n for batch in drawn[:4] for n in batch if n < 48]
     second = [n for batch in drawn[4:] for n in batch if n < 48]
     assert sorted(first) == sorted(second) == list(range(48)) and first != second
@@ -82,8 +76,8 @@ def test_labels_are_kept_evenly_over_the_classes(count: int, seed: int) -> None:
     assert len(kept) == count and len(rest) == 60 - count
     sizes = kept.labels.bincount(minlength=4)
     assert int(sizes.max() - sizes.min()) <= 1
-    both = torch.cat((kept.images, rest.images)).flatten(1)[:, 0].sort().values
-    assert torch.equal(both, data.images.flatten(1)[:, 0].sort().values)
+    both = torch.cat((kept.tensor(), rest.tensor())).flatten(1)[:, 0].sort().values
+    assert torch.equal(both, data.tensor().flatten(1)[:, 0].sort().values)
 
 
 @pytest.mark.parametrize("count", [0, 60, 100])

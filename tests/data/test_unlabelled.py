@@ -27,12 +27,12 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
     picture(tmp_path / "a.png", 51)
     (tmp_path / "notes.txt").write_text("no picture")
     grey = load_unlabelled(str(tmp_path), GREY)
-    assert grey.images.shape == (3, 1, 4, 5) and grey.images.is_floating_point()
+    assert grey.tensor().shape == (3, 1, 4, 5) and grey.tensor().is_floating_point()
     assert not grey.has_labels and grey.classes == 3
-    assert grey.images[:, 0, 0, 0].tolist() == pytest.approx([0.2, 1.0, 0.0])
+    assert grey.tensor()[:, 0, 0, 0].tolist() == pytest.approx([0.2, 1.0, 0.0])
     colour = load_unlabelled(str(tmp_path), BYTES)
     assert colour.images.shape == (3, 3, 4, 5) and colour.images.dtype == torch.uint8
-    assert colour.images[:, 2, 0, 0].tolist() == [51, 255, 0]
+    assert colour.tensor()[:, 2, 0, 0].tolist() == [51, 255, 0]
 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.npz"])
@@ -41,13 +41,13 @@ def test_a_file_of_arrays(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     np.save(path, images) if name.endswith("npy") else np.savez(path, x=images)
     found = load_unlabelled(str(path), BYTES)
-    assert torch.equal(found.images, torch.from_numpy(images).permute(0, 3, 1, 2))
+    assert torch.equal(found.tensor(), torch.from_numpy(images).permute(0, 3, 1, 2))
 
 
 def test_a_set_whose_labels_are_ignored() -> None:
     digits = load("digits").train
     found = load_unlabelled("digits", digits)
-    assert torch.equal(found.images, digits.images) and not found.has_labels
+    assert torch.equal(found.tensor(), digits.tensor()) and not found.has_labels
 
 
 def test_bad_sources_are_refused(tmp_path: Path) -> None:
@@ -68,9 +68,9 @@ def test_bad_sources_are_refused(tmp_path: Path) -> None:
     assert "must be in [0, 1]" in refused(str(tmp_path / "f.npy"))
     picture(tmp_path / "a.png", 3)
     picture(tmp_path / "b.png", 3, size=(6, 4))
-    assert "b.png is 6 x 4 pixels, a.png 5 x 4" in refused(str(tmp_path))
+    assert "pictures differ in size, e.g. 5 x 4 and 6 x 4" in refused(str(tmp_path))
     (tmp_path / "b.png").write_bytes(b"no png")
-    assert "b.png cannot be read" in refused(str(tmp_path))
+    assert "b.png: cannot be read" in refused(str(tmp_path))
     (tmp_path / "b.png").unlink()
     (tmp_path / "a.png").unlink()
     picture(tmp_path / "c.png", 3, size=(6, 4))

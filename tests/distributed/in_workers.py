@@ -15,7 +15,7 @@ from torch import nn
 
 from dat.attacks import PGD
 from dat.comm import Exchange, Team, WorkerError, World
-from dat.data import ImageData, Plan, Source, Supply
+from dat.data import ImageData, Source, Split, Supply
 from dat.models import build_model
 from dat.objectives import Adversarial
 from dat.optim import LAMB
@@ -60,7 +60,7 @@ def statistics_of_the_union(world: World) -> Any:
     """After one forward, the running statistics moved towards those of all workers' images."""
     bn = nn.BatchNorm2d(3, momentum=0.1)
     exchange = Exchange(nn.Sequential(bn, nn.Flatten(), nn.Linear(3 * 64, 2)), world)
-    everything = images(6 * world.size).images
+    everything = images(6 * world.size).tensor()
     everything = everything + torch.arange(len(everything)).reshape(-1, 1, 1, 1)  # shares differ
     mine = everything.chunk(world.size)[world.rank]
     settle = exchange.share((loss := exchange(mine).sum()).reshape(1))
@@ -84,7 +84,7 @@ def attack_is_silent(world: World) -> Any:
     sent, drawn = [], set()
     for steps in (1, 5):
         data = images(24)
-        plan = Plan(24, 12, parts=world.size, workers=world.size, seed=0)
+        plan = Split(24, 12, parts=world.size, workers=world.size, seed=0)
         worker = Worker(
             supply=Supply([Source.of(data, plan, world.rank)], plan.steps),
             threat=ThreatModel(eps=0.1),

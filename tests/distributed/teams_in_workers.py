@@ -12,7 +12,7 @@ from torch import nn
 
 from dat.attacks import PGD, Free
 from dat.comm import Exchange, Team, World
-from dat.data import ImageData, Plan, Source, Supply
+from dat.data import ImageData, Source, Split, Supply
 from dat.models import build_model
 from dat.objectives import OBJECTIVES, Noisy
 from dat.optim import SGD
@@ -54,7 +54,7 @@ def make(network: str) -> nn.Module:
 def main(folder: Path, size: int) -> None:
     world = World.join(device="cpu")
     for name, (network, objective, settings, mode) in CASES.items():
-        plan = Plan(16, 8, parts=2, workers=world.size // size, seed=0)
+        plan = Split(16, 8, parts=2, workers=world.size // size, seed=0)
         team = Team(world, size)
         model = make(network).double()
         kind = OBJECTIVES[objective]

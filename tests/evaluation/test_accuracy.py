@@ -141,8 +141,8 @@ def test_model_is_found_as_it_was(data: ImageData, world: World) -> None:
 def test_bytes_are_measured_like_the_floats_they_stand_for(
     model: nn.Module, data: ImageData, world: World
 ) -> None:
-    as_bytes = ImageData.of((data.images * 255).round().to(torch.uint8), data.labels, classes=10)
-    as_floats = ImageData.of(as_bytes.images.float() / 255, data.labels, classes=10)
+    as_bytes = ImageData.of((data.tensor() * 255).round().to(torch.uint8), data.labels, classes=10)
+    as_floats = ImageData.of(as_bytes.tensor().float() / 255, data.labels, classes=10)
     by_bytes, by_floats = (
         evaluate(model, either, threat=THREAT, attack=WEAK, world=world)
         for either in (as_bytes, as_floats)

@@ -164,7 +164,7 @@ def heavier(model: nn.Module) -> nn.Module:
 
 
 def with_pixel(data: ImageData) -> ImageData:
-    images = data.images.clone()
+    images = data.tensor().clone()
     images[3, 0, 0, 0] = 0.5
     return ImageData.of(images, data.labels, classes=10)
 
@@ -429,7 +429,7 @@ def test_a_fingerprint_changes_with_any_image_or_label() -> None:
     weights, images = _prints(model, data)
     prints = {images}
     for row in range(3):
-        pixels, labels = data.images.clone(), data.labels.clone()
+        pixels, labels = data.tensor().clone(), data.labels.clone()
         pixels[row, 0, 1, 1] = 0.75
         labels[row] = (labels[row] + 1) % 3
         for other in (ImageData(pixels, data.labels, 3), ImageData(data.images, labels, 3)):
@@ -438,7 +438,7 @@ def test_a_fingerprint_changes_with_any_image_or_label() -> None:
             prints.add(found[1])
     prints.add(_prints(model, data.take(torch.arange(2)))[1])
     prints.add(_prints(model, data.take(torch.tensor([1, 0, 2])))[1])
-    as_bytes = ImageData.of((255 * data.images).to(torch.uint8), data.labels, classes=3)
+    as_bytes = ImageData.of((255 * data.tensor()).to(torch.uint8), data.labels, classes=3)
     prints.add(_prints(model, as_bytes)[1])
     assert len(prints) == 10
 

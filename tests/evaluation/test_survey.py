@@ -204,7 +204,7 @@ def test_examples_are_kept_on_demand(model: nn.Module, few: ImageData, world: Wo
 
 def test_examples_of_bytes_are_floats(world: World) -> None:
     data = white(1, 1, 0)
-    data = ImageData.of((255 * data.images).to(torch.uint8), data.labels, classes=3)
+    data = ImageData.of((255 * data.tensor()).to(torch.uint8), data.labels, classes=3)
     attack = suite_of("spy", {"spy": Spy(blackened=(1,))})
     found = judged(Brightness(), data, world, attack, keep=True).suites["spy"].examples
     assert found is not None

@@ -218,7 +218,7 @@ def test_labelled_and_unlabelled_images_count_as_they_should(world: World) -> No
         objective=TRADES(beta=2.0),
         attack=NoAttack(),
     )
-    batch = made.supply.draw(0, 0, 0, torch.device("cpu"))
+    batch = made.supply.draw(0, 0, torch.device("cpu"))
     assert (batch.y == -1).tolist() == [False] * 8 + [True] * 4
     assert (batch.numbers[8:] >= 36).all() and (batch.numbers[:8] < 36).all()
     made.supply = Supply(made.supply.sources, 1)

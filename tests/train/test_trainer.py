@@ -11,7 +11,7 @@ from torch import nn
 
 from dat.attacks import FGSM, PGD, Attack, NoAttack
 from dat.comm import World
-from dat.data import load, split_holdout
+from dat.data import ImageData, load, split_holdout
 from dat.evaluation import Accuracy, evaluate
 from dat.models import build_model
 from dat.optim import LAMB, Cosine, Piecewise
@@ -96,6 +96,7 @@ def test_averaged_weights_are_measured_beside_the_raw_ones(
         ("", records[-1].holdout_ta, records[-1].holdout_ra),
         ("ema-", records[-1].ema_ta, records[-1].ema_ra),
     ):
+        assert isinstance(trainer.holdout, ImageData)
         found = evaluate(
             trainer.models()[name], trainer.holdout, threat=THREAT, attack=PGD(steps=3), world=world
         )

@@ -64,7 +64,7 @@ class Sampler:
     ) -> None:
         self.network, self.data, self.sigma, self.classes = network, data, sigma, classes
         self.device, self.seed, self.precision = device, seed, PRECISIONS[precision]
-        _, channels, height, width = data.images.shape
+        channels, height, width = data.shape
         self._shape = (height, width, channels)  # as convolutions like images to lie in memory
         self._random = torch.Generator(device)
         self._blocks = -(-(batch or self._fastest()) // BLOCK)

@@ -117,6 +117,10 @@ class World:
             threading.Thread(target=world._answer, args=(world.over,), daemon=True).start()
         return world
 
+    def alone(self) -> Lone:
+        """This worker by itself, for work that is its own."""
+        return Lone(0, 1, self.device, self.backend, False)
+
     @property
     def first(self) -> bool:
         """This worker speaks for all: it prints and writes the files."""
@@ -229,6 +233,22 @@ def _reason(message: str) -> str:
 def _broke_off(message: str) -> bool:
     """gloo and nccl have no exception of their own for it."""
     return any(re.search(word, message) for word in (*BROKE_OFF, "NCCL", "gloo"))
+
+
+class Lone(World):
+    """One worker, while there may be others that it does not ask."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values.cpu().clone()
+
+    def gather(self, values: Tensor) -> Tensor:
+        return values.cpu().unsqueeze(0)
+
+    def meet(self) -> None:
+        pass
+
+    def together(self, work: Callable[[], T]) -> T:
+        return work()
 
 
 def cores() -> int:

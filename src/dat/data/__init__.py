@@ -1,25 +1,38 @@
-"""Data: images in memory, where they come from, and which worker draws which of them."""
+"""Data: where images come from and are kept, and which worker draws which of them."""
 
-from dat.data.augment import AUGMENTATIONS, augment
-from dat.data.images import UNLABELLED, ImageData
-from dat.data.parts import Plan, default_parts, split_holdout, split_labels
+from dat.data.augment import AUGMENTATIONS, Augmentation, augment
+from dat.data.folder import Reading
+from dat.data.images import UNLABELLED, ImageData, as_floats
+from dat.data.local import WEIGH_BY, Parts, Rounds
+from dat.data.parts import Plan, Split, default_parts, split_holdout, split_labels
 from dat.data.pseudo import PseudoLabels
 from dat.data.sources import SOURCES, Splits, load
-from dat.data.supply import Mix, Source, Supply, supply
+from dat.data.stored import Stored, chunks
+from dat.data.supply import Dealing, Mix, Source, Supply, supply
 from dat.data.unlabelled import load_unlabelled
 
 __all__ = [
     "AUGMENTATIONS",
     "SOURCES",
     "UNLABELLED",
+    "WEIGH_BY",
+    "Augmentation",
+    "Dealing",
     "ImageData",
     "Mix",
+    "Parts",
     "Plan",
     "PseudoLabels",
+    "Reading",
+    "Rounds",
     "Source",
+    "Split",
     "Splits",
+    "Stored",
     "Supply",
+    "as_floats",
     "augment",
+    "chunks",
     "default_parts",
     "load",
     "load_unlabelled",

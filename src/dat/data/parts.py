@@ -10,7 +10,8 @@ depends on P, never on M: that is what makes the result independent of the numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -56,74 +57,109 @@ def default_parts(workers: int, batch: int) -> int:
     return PARTS if PARTS % workers == 0 and enough else workers
 
 
-class Plan:
-    """Which samples of a training set make up global batch t, and which of them a worker draws."""
+def shares(parts: int, workers: int, rank: int) -> Iterator[tuple[int, int, int]]:
+    """The parts that are a worker's, and of each from and to which M-th.
+
+    On a scale where a part is M long and a worker P, both laid end to end, they overlap so.
+    """
+    start, end = rank * parts, (rank + 1) * parts
+    for part in range(parts):
+        left = part * workers
+        low, high = max(start - left, 0), min(end - left, workers)
+        if low < high:
+            yield part, low, high
+
+
+class Plan(ABC):
+    """Which samples make up global batch t, and which of them a worker draws.
+
+    The parts give B / P samples a step each, laid end to end; so do the workers, B / M each.
+    """
+
+    def __init__(self, sizes: Sequence[int], batch: int, *, workers: int, seed: int) -> None:
+        self.samples, self.batch, self.workers, self.seed = sum(sizes), batch, workers, seed
+        self.sizes = tuple(sizes)
+        if workers > self.samples:
+            raise ValueError(
+                f"{workers} workers for {self.samples} training images: use fewer workers"
+            )
+        if batch > self.samples:
+            raise ValueError(
+                f"train.batch = {batch}: there are only {self.samples} training images, "
+                f"{self.samples // workers} for each of {workers} workers"
+            )
+        least = max(workers, len(sizes))
+        if batch < 2 * least and batch % math.lcm(workers, len(sizes)):
+            raise ValueError(
+                f"train.batch = {batch}: too small for {workers} workers and {len(sizes)} parts; "
+                f"use {2 * least} or more"
+            )
+        self.steps = self.samples // batch
+        """Steps per epoch."""
+
+    @abstractmethod
+    def owned(self, rank: int) -> Tensor:
+        """The samples that a worker ever draws, ascending: it needs no others."""
+
+    @abstractmethod
+    def given(self, epoch: int, step: int, part: int) -> Tensor:
+        """What a part gives to a global batch."""
+
+    def draw(self, epoch: int, step: int, rank: int) -> Tensor:
+        """The samples of one worker's share of a global batch."""
+        share = []
+        for part, low, high in self.shares(rank):
+            given = self.given(epoch, step, part)
+            count = len(given)
+            share.append(given[low * count // self.workers : high * count // self.workers])
+        return torch.cat(share)
+
+    def weights(self, index: Tensor) -> Tensor | None:
+        """How much each of these samples counts; none: all alike."""
+        return None
+
+    def shares(self, rank: int) -> Iterator[tuple[int, int, int]]:
+        """The parts that a worker draws from; of each, from and to which M-th of what it gives."""
+        return shares(len(self.sizes), self.workers, rank)
+
+    def _drawn(self, steps: int, part: int) -> int:
+        """How many samples a part has given after some steps: B / P a step, rounded so that all
+        parts together have given exactly the batches."""
+        given, parts = steps * self.batch, len(self.sizes)
+        return given * (part + 1) // parts - given * part // parts
+
+
+class Split(Plan):
+    """A set of which every worker could see all, split into parts at random.
+
+    What is left over at an epoch's end is left out, another rest each epoch.
+    """
 
     def __init__(
         self, samples: int, batch: int, *, workers: int, seed: int, parts: int | None = None
     ) -> None:
         parts = parts or default_parts(workers, batch)
-        if workers > samples:
-            raise ValueError(f"{workers} workers for {samples} training images: use fewer workers")
-        if batch > samples:
-            raise ValueError(
-                f"train.batch = {batch}: there are only {samples} training images, "
-                f"{samples // workers} for each of {workers} workers"
-            )
         if parts > samples:
             raise ValueError(f"data.parts = {parts}: there are only {samples} training images")
-        least = max(workers, parts)
-        if batch < 2 * least and batch % math.lcm(workers, parts):
-            raise ValueError(
-                f"train.batch = {batch}: too small for {workers} workers and {parts} parts; "
-                f"use {2 * least} or more"
-            )
-        self.samples, self.batch, self.workers, self.seed = samples, batch, workers, seed
-        self.steps = samples // batch
-        """Steps per epoch; what is left over at its end is left out, another rest each epoch."""
-        self.parts = self._partition(samples, parts)
+        sizes = [samples // parts] * parts
+        super().__init__(
+            [*sizes[:-1], samples - sum(sizes[:-1])], batch, workers=workers, seed=seed
+        )
+        # sizes differ by at most one, the larger where most is drawn
+        drawn = [self._drawn(self.steps, part) for part in range(parts)]
+        larger = sorted(range(parts), key=lambda part: -drawn[part])[: samples % parts]
+        self.sizes = tuple(samples // parts + (part in larger) for part in range(parts))
+        order = torch.randperm(samples, generator=generator(seed, "partition"))
+        self.parts = [part.sort().values for part in order.split(list(self.sizes))]
         self._epoch, self._orders = -1, dict[int, Tensor]()
 
     def owned(self, rank: int) -> Tensor:
-        """The samples that a worker ever draws, ascending: it needs no others."""
-        touched = [self.parts[part] for part, _, _ in self._shares(rank)]
+        touched = [self.parts[part] for part, _, _ in self.shares(rank)]
         return torch.cat(touched).sort().values
 
-    def draw(self, epoch: int, step: int, rank: int) -> Tensor:
-        """The samples of one worker's share of a global batch."""
-        share = []
-        for part, low, high in self._shares(rank):
-            first, last = (self._drawn(t, part, len(self.parts)) for t in (step, step + 1))
-            count = last - first
-            order = self._order(epoch, part)[first:last]
-            share.append(order[low * count // self.workers : high * count // self.workers])
-        return torch.cat(share)
-
-    def _partition(self, samples: int, parts: int) -> list[Tensor]:
-        """Disjoint, covering, sizes that differ by at most one; the larger where most is drawn."""
-        drawn = [self._drawn(self.steps, part, parts) for part in range(parts)]
-        larger = sorted(range(parts), key=lambda part: -drawn[part])[: samples % parts]
-        sizes = [samples // parts + (part in larger) for part in range(parts)]
-        order = torch.randperm(samples, generator=generator(self.seed, "partition"))
-        return [part.sort().values for part in order.split(sizes)]
-
-    def _shares(self, rank: int) -> Iterator[tuple[int, int, int]]:
-        """The parts that a worker draws from; of each, from and to which M-th of what it gives.
-
-        On a scale where a part is M long and a worker P, both laid end to end, they overlap so.
-        """
-        start, end = rank * len(self.parts), (rank + 1) * len(self.parts)
-        for part in range(len(self.parts)):
-            left = part * self.workers
-            low, high = max(start - left, 0), min(end - left, self.workers)
-            if low < high:
-                yield part, low, high
-
-    def _drawn(self, steps: int, part: int, parts: int) -> int:
-        """How many samples a part has given after some steps of an epoch: B / P a step, rounded so
-        that all parts together have given exactly the batches."""
-        given = steps * self.batch
-        return given * (part + 1) // parts - given * part // parts
+    def given(self, epoch: int, step: int, part: int) -> Tensor:
+        first, last = (self._drawn(t, part) for t in (step, step + 1))
+        return self._order(epoch, part)[first:last]
 
     def _order(self, epoch: int, part: int) -> Tensor:
         """A part in the order of an epoch; those of the current epoch are kept."""

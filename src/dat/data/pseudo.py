@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dat.data.images import ImageData
+from dat.data.stored import chunks
 from dat.files import write_whole
 
 ARRAYS = ("labels", "confidences", "images")
@@ -66,7 +67,8 @@ class PseudoLabels(NamedTuple):
 
 
 def _digest(data: ImageData) -> bytes:
-    images = data.images.contiguous()
+    images = data.images
     digest = hashlib.blake2b(f"{tuple(images.shape)} {images.dtype}".encode(), digest_size=16)
-    digest.update(memoryview(images.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+    for chunk in chunks(images):
+        digest.update(memoryview(chunk.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
     return digest.digest()

@@ -2,41 +2,57 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from dat.data.arrays import ARRAYS, read_sets
+from dat.data.catalog import CATALOG
+from dat.data.fetch import cached
+from dat.data.folder import Reading, is_picture_folder, list_folder, read_pictures
 from dat.data.images import ImageData
+from dat.data.local import Parts
+from dat.data.parquet import list_parquet
+from dat.data.shards import is_sharded, open_shards
+from dat.data.stored import CHUNK, Images, Stored
 from dat.fields import did_you_mean
 from dat.imports import call, find_callable
 from dat.rng import generator
 
-CHUNK = 1024
-ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+LOOKS = 2048
+"""Pictures that are decoded for the statistics, of a set that is too large to decode whole."""
+PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 
 
 @dataclass(frozen=True)
 class Splits:
     """A training and a test set, and the pixel statistics that the model normalises by."""
 
-    train: ImageData
+    training: ImageData | Parts
+    """The training set, or the parts that it lies in."""
     test: ImageData
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @property
+    def train(self) -> ImageData:
+        """The training set, as one."""
+        if isinstance(self.training, Parts):
+            raise ValueError(
+                "the data lies in parts that stay where they are, and is needed as one"
+            )
+        return self.training
+
     @classmethod
     def of(cls, train: ImageData, test: ImageData) -> Splits:
         """Measure the statistics, by channel, on the training set."""
-        if train.images.shape[1:] != test.images.shape[1:]:
+        if train.shape != test.shape:
             raise ValueError(
-                f"training images are {tuple(train.images.shape[1:])} and test images "
-                f"{tuple(test.images.shape[1:])}: must be of one shape"
+                f"training images are {train.shape} and test images {test.shape}: must be of one "
+                "shape"
             )
         if train.classes != test.classes:
             raise ValueError(
@@ -47,10 +63,14 @@ class Splits:
         return cls(train, test, tuple(mean.tolist()), tuple(std.clamp_min(1e-3).tolist()))
 
 
-def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+def _statistics(images: Images) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation by channel, a chunk at a time: doubles are large."""
     count, total, squares = 0, torch.zeros(images.shape[1]).double(), torch.zeros(1).double()
-    for chunk in images.split(CHUNK):
+    rows = torch.arange(len(images))
+    if isinstance(images, Stored) and images.slow and len(rows) > LOOKS:
+        rows = rows[torch.linspace(0, len(rows) - 1, LOOKS).long()]
+    for some in rows.split(CHUNK):
+        chunk = images[some]
         pixels = chunk.transpose(0, 1).flatten(1).double()
         count += pixels.shape[1]
         total = total + pixels.sum(1)
@@ -62,18 +82,66 @@ def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     return mean / scale, std / scale
 
 
-def load(name: str) -> Splits:
-    """A built-in set, the path of an .npz file, or `package.module:function`."""
+def load(name: str, reading: Reading | None = None) -> Splits:
+    """A built-in or fetched set, an .npz or .parquet file, a folder, or `package.module:function`.
+
+    A folder holds pictures (one sub-folder a class), arrays (x_train.npy and so on), Parquet files,
+    or the parts that `dat data shard` made.
+    """
+    path, reading = Path(name), reading or Reading()
     if name in SOURCES:
         return SOURCES[name]()
+    if name in CATALOG:
+        folder = cached(name)
+        if folder is None:
+            raise ValueError(
+                f"data.name = {name}: not here yet; bring it with: dat data fetch {name}"
+            )
+        sets = read_sets(folder, reading.memory)
+        return Splits.of(*(replace(it, names=CATALOG[name].classes) for it in sets))
+    if path.is_dir():
+        return _folder(path, reading)
+    if path.suffix in PICKLES:
+        raise ValueError(
+            f"data.name = {name}: a pickle can run anything when it is opened, so none ever is; "
+            f"save the arrays {', '.join(ARRAYS)} with numpy.savez"
+        )
     if name.endswith(".npz"):
-        return _arrays(Path(name))
+        return Splits.of(*read_sets(path, reading.memory))
+    if path.suffix == ".parquet":
+        return _pictures(path, reading)
     if ":" in name:
         return _imported(name)
+    if path.is_absolute() or "/" in name:
+        raise ValueError(f"data.name = {name}: no such file or folder")
     raise ValueError(
-        f"data.name = {name!r}: unknown{did_you_mean(name, SOURCES)} "
-        "(or the path of an .npz file, or package.module:function)"
+        f"data.name = {name!r}: unknown{did_you_mean(name, (*SOURCES, *CATALOG))} "
+        "(or an .npz file, a folder of pictures, or package.module:function)"
     )
+
+
+def _folder(path: Path, reading: Reading) -> Splits:
+    if is_sharded(path):
+        try:
+            found = open_shards(path, reading)
+        except ValueError as error:
+            raise ValueError(f"data.name = {path}: {error}") from None
+        return Splits(found.train, found.test, found.mean, found.std)
+    if (path / f"{ARRAYS[0]}.npy").exists():
+        return Splits.of(*read_sets(path, reading.memory))
+    return _pictures(path, reading)
+
+
+def _pictures(path: Path, reading: Reading) -> Splits:
+    try:
+        parquet = path.suffix == ".parquet" or any(path.rglob("*.parquet"))
+        if not parquet and not is_picture_folder(path):
+            raise ValueError("holds neither pictures in one folder a class, nor arrays, nor parts")
+        listings = (list_parquet if parquet else list_folder)(path, reading.test_share)
+        train, test = read_pictures(listings, reading)
+        return Splits.of(train, test)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"data.name = {path}: {error}") from None
 
 
 def digits() -> Splits:
@@ -88,45 +156,6 @@ def digits() -> Splits:
     data = ImageData.of(images, torch.from_numpy(bunch.target), classes=10)
     order = torch.randperm(len(data), generator=generator(0, "digits-split"))
     return Splits.of(data.take(order[360:]), data.take(order[:360]))
-
-
-def _arrays(path: Path) -> Splits:
-    if not path.is_file():
-        raise ValueError(f"data.name = {path}: no such file")
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"data.name = {path}: not an .npz file; make one with numpy.savez")
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            missing = [name for name in ARRAYS if name not in file]
-            if missing:
-                raise ValueError(f"holds no {', '.join(missing)}; needed are {', '.join(ARRAYS)}")
-            arrays = {name: np.ascontiguousarray(file[name]) for name in ARRAYS}
-    except Exception as error:  # whatever a broken zip or an odd array makes numpy raise
-        raise ValueError(f"data.name = {path}: {error}") from None
-    labels = {name: _labels(arrays[name], f"{path}: {name}") for name in ("y_train", "y_test")}
-    classes = max(int(max(y.max(initial=0) for y in labels.values())) + 1, 1)
-    sets = []
-    for split in ("train", "test"):
-        try:
-            images = channels_first(torch.from_numpy(arrays[f"x_{split}"]))
-            y = torch.from_numpy(labels[f"y_{split}"])
-            sets.append(ImageData.of(images, y, classes=classes))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"data.name = {path}, {split}: {error}") from None
-    return Splits.of(*sets)
-
-
-def _labels(y: np.ndarray[Any, np.dtype[Any]], where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    if y.dtype.kind not in "iu":
-        raise ValueError(f"{where} is {y.dtype}: labels must be whole numbers")
-    return y.astype(np.int64)
-
-
-def channels_first(images: Tensor) -> Tensor:
-    """Arrays on disk often have the channels last; three or one in front means they are first."""
-    if images.dim() == 4 and images.shape[3] in (1, 3) and images.shape[1] not in (1, 3):
-        return images.permute(0, 3, 1, 2).contiguous()
-    return images
 
 
 def _imported(name: str) -> Splits:

@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from dat.comm import World
-from dat.data import ImageData
+from dat.data import ImageData, chunks
 from dat.files import partial, write_whole
 
 ABOUT = "about.json"
@@ -166,7 +166,8 @@ def fingerprint(model: nn.Module, data: ImageData, answers: Tensor) -> dict[str,
             weights.update(_bytes(value))
     for value in (data.images, data.labels):
         images.update(f"{tuple(value.shape)} {value.dtype}".encode())
-        images.update(_bytes(value))
+        for chunk in chunks(value):
+            images.update(_bytes(chunk))
     return {
         "weights": weights.hexdigest(),
         "images": images.hexdigest(),

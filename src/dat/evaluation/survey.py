@@ -187,7 +187,9 @@ class Surveyor:
         x, y = self.data.batch(rows, device)
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        draws = Draws.of(self.seed, "evaluate", index=rows.to(device)).fork("restart", turn.turn)
+        draws = Draws.of(self.seed, "evaluate", index=self.data.number(rows).to(device)).fork(
+            "restart", turn.turn
+        )
         with seeded(device, self.seed, f"model/{turn.name}", turn.turn, int(rows[0])):
             x_adv = turn.attack(Victim(watched, y, until_broken=True), x, self.threat, draws)
             with torch.no_grad():

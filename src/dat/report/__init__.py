@@ -9,22 +9,27 @@ from dat.report.evaluations import (
 )
 from dat.report.plots import Chart, bar_chart, check_picture, line_charts
 from dat.report.progress import Progress, counting, gauge
+from dat.report.sets import bytes_bar, image_grid, show_data, show_parts
 from dat.report.tables import print_json, print_table, runs_table
 
 __all__ = [
     "Chart",
     "Progress",
     "bar_chart",
+    "bytes_bar",
     "check_picture",
     "counting",
     "gauge",
+    "image_grid",
     "line_charts",
     "print_json",
     "print_table",
     "runs_table",
     "show_certified",
+    "show_data",
     "show_labelled",
     "show_measured",
+    "show_parts",
     "show_sweep",
     "warn",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dat.attacks import Attack, Free, attack_mode
 from dat.comm import Exchange, Team, Traffic
-from dat.data import UNLABELLED, Supply, augment
+from dat.data import UNLABELLED, Augmentation, Supply, as_floats
 from dat.objectives import Batch, Objective, Outcome
 from dat.rng import Draws
 from dat.threat import ThreatModel
@@ -56,7 +56,7 @@ class Worker:
     """Who has the same images."""
     optimizer: torch.optim.Optimizer
     seed: int = 0
-    augmentation: str = "none"
+    augmentation: Augmentation = field(default_factory=Augmentation)
     attack_bn: str = "eval"
     weights: WeightAttack = field(default_factory=WeightAttack)
     replayed: list[Tensor] = field(default_factory=list)
@@ -70,10 +70,10 @@ class Worker:
     def draw(self, epoch: int, step: int) -> Batch:
         """The worker's share of a global batch."""
         number, device = step // self.replays, self.exchange.world.device
-        x, y, index, weight = self.supply.draw(epoch, number, self.team.number, device)
+        x, y, index, weight = self.supply.draw(epoch, number, device)
         streams = Draws.of(self.seed, "augment", epoch, number, index=index)
         draws = Draws.of(self.seed, "objective", epoch, step, index=index)
-        x = augment(x, self.augmentation, streams)
+        x = as_floats(self.augmentation(x, streams))
         return Batch(x, y, draws, self.threat, self.team, weight)
 
     def perturb(self, batch: Batch, epoch: int, step: int) -> Tensor:

@@ -23,7 +23,7 @@ from dat.comm import (
     World,
     check_team,
 )
-from dat.data import ImageData, Mix, supply
+from dat.data import Augmentation, Dealing, ImageData, Mix, Parts, supply
 from dat.evaluation import Accuracy, evaluate
 from dat.objectives import Adversarial, Objective
 from dat.optim import EMA, LAMB, Layerwise, OuterOracle, Piecewise, Schedule, set_rate
@@ -76,13 +76,13 @@ class Trainer:
     """Trains `model` on the workers of `world`; every worker makes one and calls `fit`."""
 
     model: nn.Module
-    data: ImageData
-    """The whole training set; the worker then keeps only the part that it owns."""
+    data: ImageData | Parts
+    """The whole training set, or its parts; the worker then keeps only what it owns."""
     unlabelled: ImageData | None = None
     """More images, with pseudo-labels or without any; the worker keeps a part of them as well."""
     mix: Mix = field(default_factory=Mix)
     """How they go into a batch."""
-    holdout: ImageData | None = None
+    holdout: ImageData | Parts | None = None
     """Held-out training images by whose RA the best weights are chosen; none: the last are."""
     threat: ThreatModel = field(default_factory=ThreatModel)
     attack: Attack = field(default_factory=PGD)
@@ -98,7 +98,9 @@ class Trainer:
     """Workers that have the same images and share out an image's noisy copies."""
     parts: int | None = None
     """How many parts the data is split into; none: `dat.data.default_parts`."""
-    augmentation: str = "none"
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    loaders: int | None = None
+    """Processes that decode pictures; none: this worker's share of the cores."""
     attack_bn: str = "eval"
     selection: Attack = field(default_factory=PGD)
     """The attack on the held-out images."""
@@ -136,16 +138,20 @@ class Trainer:
                     "are images without labels; use pgd, fgsm or n-fgsm, or pseudo-labels"
                 )
         self.samples = len(self.data) + len(self.unlabelled or ())
-        self.supply = supply(
-            self.data,
-            self.unlabelled,
-            self.mix,
+        dealing = Dealing(
             batch=self.batch,
             parts=self.parts,
             workers=self.world.size // self.team,
             place=self.world.rank // self.team,
             seed=self.seed,
+            loaders=torch.get_num_threads() if self.loaders is None else self.loaders,
+            random_crops=self.augmentation.kind == "resized-crop",
         )
+        self.supply = supply(self.data, self.unlabelled, self.mix, dealing)
+        self._judges = self.world
+        if isinstance(self.holdout, Parts):
+            self.holdout = self.holdout.share(self.world.size, self.world.rank)
+            self._judges = self.world.alone()
         self.data, *rest = (source.data for source in self.supply.sources)
         self.unlabelled = rest[0] if rest else None
         if isinstance(self.optimizer, OuterOracle):
@@ -223,6 +229,7 @@ class Trainer:
                 self._tell("epoch_ended", record)
             self.worker.exchange.close()
         finally:
+            self.supply.close()
             self._tell("ended")
         return records
 
@@ -232,6 +239,7 @@ class Trainer:
             return None
         accuracy = measured.get("")
         if accuracy is None:
+            assert isinstance(self.holdout, ImageData)
             few = torch.arange(min(len(self.holdout), self.sentinel.images))
             accuracy = self._accuracy(self.model, self.holdout.take(few))
         self._seen.append(accuracy.ra)
@@ -348,17 +356,24 @@ class Trainer:
     def _measure(self, model: nn.Module) -> Accuracy | None:
         if self.holdout is None:
             return None
+        assert isinstance(self.holdout, ImageData)
         return self._accuracy(model, self.holdout)
 
     def _accuracy(self, model: nn.Module, images: ImageData) -> Accuracy:
-        return evaluate(
-            self.objective.deployed(model),
-            images,
-            threat=self.threat,
-            attack=self.selection,
-            seed=self.seed,
-            world=self.world,
-        )
+        """Of images that all workers have, or of those that each has for itself."""
+        found = Accuracy(0, 0, 0)
+        if len(images):
+            found = evaluate(
+                self.objective.deployed(model),
+                images,
+                threat=self.threat,
+                attack=self.selection,
+                seed=self.seed,
+                world=self._judges,
+            )
+        if self._judges is self.world:
+            return found
+        return Accuracy(*self.world.sum(torch.tensor(found)).tolist())
 
     def _rank(self, accuracy: Accuracy) -> tuple[int, int]:
         robust, clean = accuracy.robust, accuracy.clean

@@ -1,0 +1,93 @@
+"""Batches ahead of time: pictures are decoded by processes of their own while the network works.
+
+What a batch holds is a function of its number alone, so it does not matter how many processes there
+are, nor where one begins: after a resume, at batch 0, or anywhere else.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+T = TypeVar("T")
+AHEAD = 2
+"""Batches that a process prepares before they are asked for."""
+
+
+class Loader(Generic[T]):
+    """`read(number)` for one number after the other, by so many processes; 0: by this one."""
+
+    def __init__(self, read: Callable[[int], T], processes: int = 0) -> None:
+        self.read, self.processes = read, processes
+        self._coming: Iterator[T | _Failed] | None = None
+        self._last: tuple[int, T] | None = None
+
+    def __call__(self, number: int) -> T:
+        if self._last is None or number != self._last[0]:  # free AT asks for a batch again
+            self._last = number, self._get(number)
+        return self._last[1]
+
+    def _get(self, number: int) -> T:
+        if not self.processes:
+            return self.read(number)
+        if self._coming is None or self._last is None or number != self._last[0] + 1:
+            self._coming = self._start(number)
+        batch = next(self._coming)
+        if isinstance(batch, _Failed):
+            raise ValueError(batch.message)
+        return batch
+
+    def close(self) -> None:
+        """Let the processes go."""
+        self._coming = None
+
+    def _start(self, number: int) -> Iterator[T | _Failed]:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__, "dat.data.supply"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # more processes than cores: the user's choice
+            return iter(
+                DataLoader(
+                    _Numbered(self.read),
+                    batch_size=None,
+                    sampler=_From(number),
+                    num_workers=self.processes,
+                    prefetch_factor=AHEAD,
+                    multiprocessing_context=context,
+                    pin_memory=torch.cuda.is_available(),
+                )
+            )
+
+
+class _Failed:
+    """What a process could not do; the loader's own way to tell would add its traceback."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+
+class _Numbered(Dataset[T]):
+    def __init__(self, read: Callable[[int], T]) -> None:
+        self.read = read
+
+    def __getitem__(self, number: int) -> T | _Failed:  # type: ignore[override]
+        try:
+            return self.read(number)
+        except (ValueError, OSError) as error:
+            return _Failed(str(error))
+
+
+class _From(Sampler[int]):
+    """All numbers from one on."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def __iter__(self) -> Iterator[int]:
+        return count(self.first)

@@ -1,0 +1,228 @@
+"""Pictures in files: decoded as Pillow decodes them, cut out as asked, named when broken."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.data import pictures as made
+
+from dat.data import ImageData, Reading, load
+from dat.data.pictures import AREA, RATIO, Files, Pictures
+from dat.rng import Draws
+
+
+def splits(root: Path, **reading: object) -> tuple[ImageData, ImageData]:
+    found = load(str(root), Reading(**reading))  # type: ignore[arg-type]
+    assert isinstance(found.train, ImageData)
+    return found.train, found.test
+
+
+def test_png_pictures_come_as_they_are(tmp_path: Path) -> None:
+    made.folder(tmp_path, ending=".png")
+    train, test = splits(tmp_path)
+    assert train.names == ("ant", "bee", "cow") and len(train) == len(test) == 12
+    assert train.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert isinstance(train.images, torch.Tensor) and train.shape == (3, 24, 24)
+    for row in range(12):
+        expected = torch.from_numpy(made.pixels(row, 24, 24)).permute(2, 0, 1)
+        assert torch.equal(train.images[row], expected)
+
+
+@pytest.mark.parametrize("ending", [".jpg", ".jpeg", ".webp", ".bmp", ".PNG"])
+def test_other_formats_are_read(tmp_path: Path, ending: str) -> None:
+    made.folder(tmp_path, ending=ending, each=1)
+    train, _ = splits(tmp_path)
+    expected = torch.from_numpy(made.pixels(0, 24, 24)).permute(2, 0, 1).int()
+    assert float((train.images[torch.tensor([0])][0].int() - expected).abs().float().mean()) < 4
+
+
+def test_lazily_or_at_once_the_pixels_are_the_same(tmp_path: Path) -> None:
+    made.folder(tmp_path, sizes=((40, 30), (25, 60), (24, 24)))
+    kept, _ = splits(tmp_path, size=16, resize=20)
+    later, _ = splits(tmp_path, size=16, resize=20, memory=0)
+    assert isinstance(later.images, Pictures) and isinstance(kept.images, torch.Tensor)
+    rows = torch.tensor([11, 0, 5, 5])
+    assert torch.equal(later.images[rows], kept.images[rows])
+    assert torch.equal(later.take(rows).images[torch.arange(4)], kept.images[rows])
+
+
+def test_the_middle_is_what_pillow_cuts_out(tmp_path: Path) -> None:
+    """Scale the shorter side to 20, cut out the middle 16 x 16: in one step and in two."""
+    made.write(tmp_path / "a.png", 0, 40, 60)
+    found = Pictures(Files(tmp_path, ["a.png"]), (16, 16), resize=20)[torch.tensor([0])][0]
+    whole = Image.fromarray(made.pixels(0, 40, 60)).resize((30, 20), Image.Resampling.BILINEAR)
+    expected = torch.from_numpy(np.array(whole.crop((7, 2, 23, 18)))).permute(2, 0, 1)
+    assert int((found.int() - expected.int()).abs().max()) <= 2
+
+
+def test_large_jpegs_are_decoded_smaller_and_look_the_same(tmp_path: Path) -> None:
+    made.write(tmp_path / "a.jpg", 0, 640, 800)
+    small = Pictures(Files(tmp_path, ["a.jpg"]), (32, 32))[torch.tensor([0])][0]
+    with Image.open(tmp_path / "a.jpg") as whole:
+        expected = whole.resize((32, 32), Image.Resampling.BILINEAR, box=(80, 0, 720, 640))
+    difference = small.int() - torch.from_numpy(np.array(expected)).permute(2, 0, 1).int()
+    assert float(difference.abs().float().mean()) < 3
+
+
+def test_random_crops_are_by_the_sample_and_within_their_bounds(tmp_path: Path) -> None:
+    made.folder(tmp_path, sizes=((60, 80),))
+    later, _ = splits(tmp_path, size=16, memory=0)
+    assert isinstance(later.images, Pictures)
+    rows = torch.arange(12)
+    whole = later.images.at_random(rows, Draws(7, rows))
+    half = later.images.at_random(rows[6:], Draws(7, rows[6:]))
+    assert torch.equal(whole[6:], half)
+    assert not torch.equal(whole, later.images.at_random(rows, Draws(8, rows)))
+    boxes = _boxes(later.images)
+    areas = [(right - left) * (down - up) / 4800 for left, up, right, down in boxes]
+    ratios = [(right - left) / (down - up) for left, up, right, down in boxes]
+    assert min(areas) > AREA[0] - 0.01 and max(areas) <= AREA[1]
+    assert min(ratios) > RATIO[0] - 0.05 and max(ratios) < RATIO[1] + 0.05
+    assert np.mean(areas) == pytest.approx(0.5, abs=0.06)  # large ones fit less often
+    assert all(
+        left >= 0 and right <= 80 and up >= 0 and down <= 60 for left, up, right, down in boxes
+    )
+
+
+def _boxes(view: Pictures) -> list[tuple[float, float, float, float]]:
+    from dat.data.pictures import TRIES, _anywhere
+
+    luck = Draws(1, torch.arange(2000)).uniform(torch.Size((2000, TRIES, 4)), torch.float64)
+    return [_anywhere(row.numpy())(80, 60, view) for row in luck]
+
+
+def test_grey_pictures_have_one_channel(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            grey = Image.fromarray(np.full((8, 8), 77, np.uint8))
+            grey.save(tmp_path / split / name / "0.png")
+    train, _ = splits(tmp_path)
+    assert train.shape == (1, 8, 8) and int(train.images[torch.tensor([0])].max()) == 77
+
+
+def test_a_folder_without_a_test_set_is_split_once_and_for_all(tmp_path: Path) -> None:
+    made.folder(tmp_path, splits=("",), each=10)
+    train, test = splits(tmp_path, test_share=0.3)
+    assert train.counts().tolist() == [7, 7, 7] and test.counts().tolist() == [3, 3, 3]
+    again, _ = splits(tmp_path, test_share=0.3)
+    assert torch.equal(train.images[torch.arange(21)], again.images[torch.arange(21)])
+
+
+def damage(file: Path) -> None:
+    raw = file.read_bytes()
+    file.write_bytes(raw[: len(raw) // 2])
+
+
+@pytest.mark.parametrize("memory", [2.0, 0.0])
+def test_a_broken_picture_is_named_or_left_out(
+    tmp_path: Path,
+    memory: float,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("DAT_DATA", str(tmp_path / "cache"))
+    root = made.folder(tmp_path / "set")
+    damage(root / "train" / "bee" / "2.jpg")
+    (root / "val" / "cow" / "0.jpg").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"bee/2\.jpg: cannot be read .*data\.corrupt=skip"):
+        splits(root, memory=memory)[0].tensor()
+    for _ in range(2):
+        train, test = splits(root, memory=memory, corrupt="skip")
+        assert train.counts().tolist() == [4, 3, 4] and test.counts().tolist() == [4, 4, 3]
+        assert len(train.images[torch.arange(11)]) == 11
+    said = capsys.readouterr().err
+    assert said.count("bee/2.jpg") == 1 and said.count("cow/0.jpg") == 1  # once, then remembered
+    made.write(root / "train" / "bee" / "2.jpg", 3)
+    train, _ = splits(root, memory=memory, corrupt="skip")
+    assert len(train) == 12
+
+
+def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
+    def refused(name: str, **reading: object) -> str:
+        with pytest.raises(ValueError, match=r"^data\.name = ") as error:
+            splits(tmp_path / name, **reading)
+        return str(error.value)
+
+    (tmp_path / "empty").mkdir()
+    assert "neither pictures in one folder a class, nor arrays" in refused("empty")
+    made.folder(tmp_path / "one", splits=("train",))
+    assert "has train but none of test, val" in refused("one")
+    made.folder(tmp_path / "hollow")
+    (tmp_path / "hollow" / "train" / "dog").mkdir()
+    assert "dog: an empty class" in refused("hollow")
+    made.folder(tmp_path / "more", splits=("train",))
+    made.folder(tmp_path / "more", splits=("val",), classes=("ant", "dog"))
+    assert "class dog has no folder among the training pictures" in refused("more")
+    made.folder(tmp_path / "flat", splits=("train",))
+    made.write(tmp_path / "flat" / "val" / "0.jpg", 0)
+    assert "but pictures: sort them into one folder a class" in refused("flat")
+    made.folder(tmp_path / "sizes", sizes=((24, 24), (30, 20)))
+    assert "pictures differ in size, e.g. 24 x 24 and 20 x 30: set data.size" in refused("sizes")
+    made.folder(tmp_path / "text", each=1)
+    for file in (tmp_path / "text").rglob("*.jpg"):
+        file.write_text("no picture")
+    assert "none of the pictures can be read" in refused("text")
+
+
+def test_a_folder_that_may_not_be_read_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.folder(tmp_path)
+    original = Path.iterdir
+
+    def locked(self: Path) -> object:
+        if self.name == "bee":
+            raise PermissionError(13, "Permission denied")
+        return original(self)
+
+    monkeypatch.setattr(Path, "iterdir", locked)
+    with pytest.raises(ValueError, match=r"bee: cannot be read \(Permission denied\)"):
+        splits(tmp_path)
+
+
+def test_a_picture_that_is_too_large_is_taken_for_a_bomb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dat.data import pictures
+
+    made.folder(tmp_path, each=1)
+    monkeypatch.setattr(pictures, "PIXELS", 100)
+    with pytest.raises(ValueError, match="none of the pictures can be read"):
+        splits(tmp_path)
+
+
+def test_what_a_file_is_called_does_not_decide_what_it_is(tmp_path: Path) -> None:
+    """Formats that Pillow hands to other programs, such as EPS, are never opened."""
+    made.folder(tmp_path, each=2)
+    evil = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 24 24\n%%EOF\n"
+    (tmp_path / "train" / "ant" / "0.jpg").write_bytes(evil)
+    with pytest.raises(ValueError, match=r"0\.jpg: cannot be read \(cannot identify image file"):
+        splits(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["data.pkl", "data.pt"])
+def test_a_pickle_is_never_opened(tmp_path: Path, name: str) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.mkdir, (str(tmp_path / "boom"),)
+
+    import pickle
+
+    (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ValueError, match="a pickle can run anything when it is opened"):
+        load(str(tmp_path / name))
+    box = np.empty(1, object)
+    box[0] = Bomb()
+    raw = io.BytesIO()
+    np.savez(raw, x_train=box, y_train=box, x_test=box, y_test=box)
+    (tmp_path / "a.npz").write_bytes(raw.getvalue())
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        load(str(tmp_path / "a.npz"))
+    assert not (tmp_path / "boom").exists()
