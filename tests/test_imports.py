@@ -15,7 +15,7 @@ import dat
 
 SOURCE = Path(dat.__file__).parent
 
-LOWEST = {"fields", "files", "imports", "rng"}
+LOWEST = {"fields", "files", "imports", "native", "rng"}
 APART = {"optim", "comm", "models", "data"}
 """They know the lowest rooms, and nothing of one another."""
 COMPONENTS = ["threat losses smoothing", "attacks", "objectives"]
@@ -30,7 +30,9 @@ TOP = [
 def allowed() -> dict[str, frozenset[str]]:
     """For every room, the rooms that it may import."""
     below = set(LOWEST)
-    rules = dict.fromkeys(LOWEST, frozenset({"fields"})) | dict.fromkeys(APART, frozenset(LOWEST))
+    rules = dict.fromkeys(LOWEST, frozenset({"fields", "native"})) | dict.fromkeys(
+        APART, frozenset(LOWEST)
+    )
 
     def stack(levels: list[str]) -> None:
         for level in levels:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from dat import native
 from dat.rng import MASK, Draws, derive, generator, philox
 
 KNOWN_ANSWERS = """
@@ -185,3 +186,12 @@ def test_generator_is_reproducible_and_apart_from_the_global_one() -> None:
     assert not torch.equal(first, other)
     streams(3).normal(torch.Size((3, 3)))
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 770])
+def test_the_native_words_are_torchs(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = torch.tensor([0, 1, 17, MASK, MASK + 1, 2**40 + 5, 2**62])
+    draws = Draws(derive(3, "words"), index)
+    found = draws._words(blocks)
+    monkeypatch.setattr(native, "_library", lambda: None)
+    assert torch.equal(found, draws._words(blocks))

@@ -33,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     arguments = parse(words)
     try:
         code = arguments.run(arguments, words)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     except Exception as error:
         code = _fail(error)
     except KeyboardInterrupt:

@@ -13,11 +13,11 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from dat import native
 
 MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -86,27 +86,20 @@ class Draws:
 
     def _words(self, blocks: int) -> Tensor:
         """`blocks` Philox blocks for each sample: 32-bit words in an int64 tensor."""
-        key = self.key & MASK, self.key >> 32
         index = self.index.to(torch.int64)
-        if index.device.type == "cpu":  # numpy takes a third of torch's time for small arrays
-            rows = np.broadcast_to(index.numpy().view(np.uint64)[:, None], (len(index), blocks))
-            numbers = np.broadcast_to(np.arange(blocks, dtype=np.uint64), rows.shape)
-            low, high = rows & np.uint64(MASK), rows >> np.uint64(32)
-            words = philox((numbers, np.zeros_like(low), low, high), key)
-            return torch.from_numpy(np.stack(words, axis=-1).view(np.int64))
+        found = native.philox_words(index, blocks, self.key)
+        if found is not None:
+            return found
         row = index.unsqueeze(1).expand(-1, blocks)
         block = torch.arange(blocks, device=index.device).expand(len(index), -1)
         counter = (block, torch.zeros_like(row), row & MASK, (row >> 32) & MASK)
-        return torch.stack(philox(counter, key), dim=-1)
-
-
-Words = TypeVar("Words", Tensor, np.ndarray[Any, Any])
+        return torch.stack(philox(counter, (self.key & MASK, self.key >> 32)), dim=-1)
 
 
 def philox(
-    counter: tuple[Words, Words, Words, Words], key: tuple[int, int]
-) -> tuple[Words, Words, Words, Words]:
-    """Philox4x32-10: four 32-bit words for each counter, held in int64 tensors or uint64 arrays.
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox4x32-10: four 32-bit words for each counter, all held in int64 tensors.
 
     The low halves of products are masked only at the end: until then they are but xored into what
     is masked itself. A signed product wraps, and its high half is masked, so its sign is lost.

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dat import native
 from dat.data import AUGMENTATIONS, augment
 from dat.data.augment import PADDING, Augmentation
 from dat.rng import Draws, generator
@@ -188,3 +189,16 @@ def test_batches_and_their_order_do_not_matter(
 def test_a_wrong_setting_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Augmentation(**wrong)
+
+
+@pytest.mark.parametrize("kind", ["crop", "crop-flip"])
+@pytest.mark.parametrize("shape", [(40, 3, 32, 32), (9, 1, 28, 28), (5, 2, 3, 7), (4, 3, 1, 1)])
+def test_the_native_crops_are_torchs(
+    kind: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randint(0, 256, shape, dtype=torch.uint8)
+    draws, augmentation = Draws(5, torch.arange(len(x))), Augmentation(kind=kind)
+    found = augmentation(x, draws)
+    assert native.crop(x, *torch.zeros(2, len(x)).long(), torch.zeros(len(x)), 4) is not None
+    monkeypatch.setattr(native, "_library", lambda: None)
+    assert torch.equal(found, augmentation(x, draws))

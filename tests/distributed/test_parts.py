@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -74,24 +75,23 @@ def test_a_worker_opens_no_other_workers_part(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="to become a user who may not read, one must be root")
 def test_a_part_that_may_not_be_read_harms_nobody_else(tmp_path: Path) -> None:
-    """Four parts on two workers of a user who may not read parts 3 and 4: the first is content and
-    the second says what it lacks."""
-    parts = shard(tmp_path, "--parts", "4")
-    for other in (3, 4):
-        os.chmod(parts / f"part-{other}-of-4" / "images.npy", 0)
-    code = (
-        f"import os; os.setuid({NOBODY})\n"
-        "from dat.data import load\n"
-        f"parts = load({str(parts)!r}).train\n"
-        "print(len(parts.open(0)), len(parts.open(1)))\n"
-        "parts.open(2)\n"
-    )
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.owner() == "root" and str(folder).startswith("/tmp"):
-            os.chmod(folder, os.stat(folder).st_mode | 0o055)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["360", "359"]
-    assert "Permission denied" in done.stderr
+    """Of four parts a user may not read the last two: the first two serve, the third is named."""
+    with tempfile.TemporaryDirectory() as open_to_all:
+        os.chmod(open_to_all, 0o755)
+        parts = shard(Path(open_to_all), "--parts", "4")
+        for other in (3, 4):
+            os.chmod(parts / f"part-{other}-of-4" / "images.npy", 0)
+        code = (
+            "import os\nfrom dat.data import load\n"
+            f"os.setuid({NOBODY})\n"
+            f"parts = load({str(parts)!r}).training\n"
+            "print(len(parts.open(0)), len(parts.open(1)))\n"
+            "parts.open(2)\n"
+        )
+        words = [sys.executable, "-c", code]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["360", "359"], done.stderr
+    assert "Permission denied" in done.stderr and "part-3-of-4" in done.stderr
 
 
 def test_a_folder_of_jpegs_trains_by_the_imagenet_recipe(tmp_path: Path) -> None:

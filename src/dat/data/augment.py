@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dat import native
 from dat.data.randaugment import STRONGEST, rand_augment
 from dat.fields import Settings, setting
 from dat.rng import Draws
@@ -40,10 +41,13 @@ class Augmentation(Settings):
             return x
         if self.kind != "none":
             luck = draws.uniform(torch.Size((len(x), 3)))
-            if self.kind != "resized-crop":
-                x = _crop(x, luck[:, :2])
-            if self.kind != "crop":
-                x = _flip(x, luck[:, 2] >= 0.5)
+            flipped = luck[:, 2] >= 0.5 if self.kind != "crop" else torch.zeros_like(luck[:, 2]) > 0
+            if self.kind == "resized-crop":
+                x = _flip(x, flipped)
+            else:
+                down, right = (luck[:, :2] * (2 * PADDING + 1)).long().unbind(1)
+                found = native.crop(x, down, right, flipped, PADDING)
+                x = _flip(_crop(x, down, right), flipped) if found is None else found
         if self.randaugment:
             x = rand_augment(x, draws, operations=self.randaugment, magnitude=self.magnitude)
         if self.cutout:
@@ -57,7 +61,7 @@ def augment(x: Tensor, kind: str, draws: Draws) -> Tensor:
     return Augmentation(kind=kind)(x, draws)
 
 
-def _crop(x: Tensor, luck: Tensor) -> Tensor:
+def _crop(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
     """A window of the image's own size, anywhere in the image padded with zeros.
 
     All windows of the batch, also those across two images, are one view of the padded pixels. The n
@@ -68,7 +72,6 @@ def _crop(x: Tensor, luck: Tensor) -> Tensor:
     image, plane, row, _ = padded.stride()
     last = (n - 1) * image + 2 * PADDING * (row + 1)
     windows = padded.as_strided((last + 1, channels, height, width), (1, plane, row, 1))
-    down, right = (luck * (2 * PADDING + 1)).long().unbind(1)
     start = torch.arange(n, device=x.device) * image + down * row + right
     return windows.index_select(0, start)
 

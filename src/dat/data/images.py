@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dat.data.stored import Images, Stored, chunks, join, take
+from dat.data.stored import Images, Stored, chunks, join, read, take
 
 TOLERANCE = 1e-6
 UNLABELLED = -1
@@ -121,7 +121,7 @@ class ImageData:
 
     def batch(self, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Images as floats in [0, 1] and labels, on the device."""
-        images = self.images[rows].to(device, non_blocking=True)
+        images = read(self.images, rows).to(device, non_blocking=True)
         return as_floats(images), self.labels[rows].to(device, non_blocking=True)
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dat.data.images import ImageData
-from dat.data.parts import Plan, shares, split_holdout
+from dat.data.parts import Numbers, Plan, shares, split_holdout
 from dat.rng import derive, generator
 
 WEIGH_BY = ("parts", "images")
@@ -31,13 +32,13 @@ class Rounds(Plan):
         super().__init__(sizes, batch, workers=workers, seed=seed)
         self.ends = torch.tensor(self.sizes).cumsum(0)
         self.weigh_by = weigh_by
-        self._orders: dict[tuple[int, int], Tensor] = {}
+        self._orders: dict[tuple[int, int], Numbers] = {}
 
     def owned(self, rank: int) -> Tensor:
         numbers = [self._numbers(part) for part, _, _ in self.shares(rank)]
         return torch.cat(numbers)
 
-    def given(self, epoch: int, step: int, part: int) -> Tensor:
+    def given(self, epoch: int, step: int, part: int) -> Numbers:
         turn, size = epoch * self.steps + step, self.sizes[part]
         at, last = (self._drawn(t, part) for t in (turn, turn + 1))
         pieces = []
@@ -46,7 +47,7 @@ class Rounds(Plan):
             until = min(last - at, size - place)
             pieces.append(self._order(part, number)[place : place + until])
             at += until
-        return torch.cat(pieces)
+        return np.concatenate(pieces)
 
     def weights(self, index: Tensor) -> Tensor | None:
         """By parts all count alike, since every part gives as many; by images a part counts for as
@@ -60,13 +61,13 @@ class Rounds(Plan):
         end = int(self.ends[part])
         return torch.arange(end - self.sizes[part], end)
 
-    def _order(self, part: int, number: int) -> Tensor:
+    def _order(self, part: int, number: int) -> Numbers:
         """A part's order in a round; the one before is kept no longer."""
         if (part, number) not in self._orders:
             self._orders.pop((part, number - 1), None)
             shuffle = generator(self.seed, "round", part, number)
             order = torch.randperm(self.sizes[part], generator=shuffle)
-            self._orders[part, number] = self._numbers(part)[order]
+            self._orders[part, number] = self._numbers(part)[order].numpy()
         return self._orders[part, number]
 
 

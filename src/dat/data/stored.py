@@ -51,6 +51,11 @@ class Stored(ABC):
 Images = Tensor | Stored
 
 
+def read(images: Images, rows: Tensor) -> Tensor:
+    """Those images; to select from memory is many times as fast as to index it."""
+    return images[rows] if isinstance(images, Stored) else images.index_select(0, rows)
+
+
 def take(images: Images, rows: Tensor) -> Images:
     """Some of the images: copied from memory, or still where they are."""
     return images.take(rows) if isinstance(images, Stored) else images[rows]
@@ -58,7 +63,7 @@ def take(images: Images, rows: Tensor) -> Images:
 
 def at_random(images: Images, rows: Tensor, draws: Draws) -> Tensor:
     """Those images; what is stored larger is cut out at random."""
-    return images.at_random(rows, draws) if isinstance(images, Stored) else images[rows]
+    return images.at_random(rows, draws) if isinstance(images, Stored) else read(images, rows)
 
 
 def chunks(images: Images) -> Iterator[Tensor]:

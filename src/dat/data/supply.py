@@ -14,7 +14,7 @@ from dat.data.images import ImageData
 from dat.data.loader import Loader
 from dat.data.local import Parts
 from dat.data.parts import Plan, Split, default_parts
-from dat.data.stored import Stored, at_random
+from dat.data.stored import Stored, at_random, read
 from dat.rng import Draws, derive
 
 
@@ -64,7 +64,7 @@ class Source:
         rows = torch.searchsorted(self.data.numbers, index)
         images, weight = self.data.images, self.plan.weights(index)
         if self.crops is None:
-            x = images[rows]
+            x = read(images, rows)
         else:
             x = at_random(images, rows, Draws(derive(self.crops, "crop", turn), index))
         scale = torch.full((len(index),), self.weight)

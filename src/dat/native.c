@@ -1,0 +1,75 @@
+/* Small loops over a batch, for which torch needs many passes: random words, and crops with flips.
+   Both have a twin in Python that gives the same bits, in rng.py and in data/augment.py. */
+
+#include <stdint.h>
+#include <string.h>
+
+int dat_native_version(void) { return 1; }
+
+/* Philox4x32-10 (Salmon et al. 2011) of the counters (block, 0, low, high) of the samples' numbers:
+   four 32-bit words a block, each in 64 bits. */
+void dat_philox(const uint64_t *index, int64_t samples, int64_t blocks, uint64_t key, uint64_t *out)
+{
+    for (int64_t n = 0; n < samples; n++) {
+        for (int64_t block = 0; block < blocks; block++, out += 4) {
+            uint32_t c0 = (uint32_t)block, c1 = 0;
+            uint32_t c2 = (uint32_t)index[n], c3 = (uint32_t)(index[n] >> 32);
+            uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+            for (int round = 0; round < 10; round++) {
+                const uint64_t p0 = (uint64_t)c0 * 0xD2511F53u, p1 = (uint64_t)c2 * 0xCD9E8D57u;
+                c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+                c1 = (uint32_t)p1;
+                c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+                c3 = (uint32_t)p0;
+                k0 += 0x9E3779B9u;
+                k1 += 0xBB67AE85u;
+            }
+            out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+        }
+    }
+}
+
+/* The bytes of `from` in reverse order, eight at a time. */
+static void mirror(uint8_t *to, const uint8_t *from, int64_t count)
+{
+    for (; count >= 8; count -= 8, from += 8) {
+        uint64_t eight;
+        memcpy(&eight, from, 8);
+        eight = __builtin_bswap64(eight);
+        memcpy(to + count - 8, &eight, 8);
+    }
+    for (; count > 0; count--)
+        to[count - 1] = *from++;
+}
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* A window of the image's own size is cut out of the image padded with zeros, `down` and `right` of
+   the padded corner, and mirrored where `flip` says so. */
+void dat_crop(const uint8_t *x, uint8_t *out, int64_t images, int64_t channels, int64_t height,
+              int64_t width, int64_t padding, const int64_t *down, const int64_t *right,
+              const uint8_t *flip)
+{
+    const int64_t plane = height * width;
+    for (int64_t n = 0; n < images; n++) {
+        const int64_t below = down[n] - padding, beside = right[n] - padding;
+        const int64_t top = larger(0, -below), left = larger(0, -beside);
+        const int64_t rows = height - larger(below, -below);      /* that lie inside the image */
+        const int64_t columns = width - larger(beside, -beside);
+        if (rows < height || columns < width)
+            memset(out + n * channels * plane, 0, (size_t)(channels * plane));
+        if (rows <= 0 || columns <= 0)
+            continue;
+        for (int64_t c = n * channels; c < (n + 1) * channels; c++) {
+            const uint8_t *from = x + c * plane + (top + below) * width + left + beside;
+            uint8_t *to = out + c * plane + top * width;
+            to += flip[n] ? width - left - columns : left;
+            for (int64_t row = 0; row < rows; row++, from += width, to += width) {
+                if (flip[n])
+                    mirror(to, from, columns);
+                else
+                    memcpy(to, from, (size_t)columns);
+            }
+        }
+    }
+}
