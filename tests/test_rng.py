@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from dat import native
 from dat.rng import MASK, Draws, derive, generator, philox
 
 KNOWN_ANSWERS = """
@@ -193,5 +192,5 @@ def test_the_native_words_are_torchs(blocks: int, monkeypatch: pytest.MonkeyPatc
     index = torch.tensor([0, 1, 17, MASK, MASK + 1, 2**40 + 5, 2**62])
     draws = Draws(derive(3, "words"), index)
     found = draws._words(blocks)
-    monkeypatch.setattr(native, "_library", lambda: None)
+    monkeypatch.setattr("dat.native._library", lambda: None)
     assert torch.equal(found, draws._words(blocks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 from dat.data import SOURCES, ImageData, Parts, Reading, Splits, load
 from dat.data.catalog import CATALOG
 from dat.data.fetch import cached, verify
-from dat.data.folder import find_broken
-from dat.data.pictures import Pictures
+from dat.data.folder import find_broken, view_pictures
 from dat.data.shards import MANIFEST, Origin, check_arrays, is_sharded, read_manifest, write_shards
+from dat.data.sources import list_pictures
 
 ACROSS = 10
 """Images of a class on a contact sheet."""
@@ -48,11 +49,9 @@ def _brief(splits: Splits) -> dict[str, Any]:
 def described(name: str, reading: Reading | None = None, *, check: bool = False) -> dict[str, Any]:
     """What a set holds; with `check` every picture is decoded and every checksum compared."""
     reading, path = reading or Reading(), Path(name)
-    splits = load(name, reading)
+    broken = _check(name, path, reading) if check else []
+    splits = load(name, replace(reading, corrupt="skip") if check else reading)
     train, test = splits.training, splits.test
-    broken: list[str] = []
-    if check:
-        broken = _check(name, path, splits)
     counts = _counts(name, path, train)
     channels, height, width = test.shape
     names = test.names or tuple(map(str, range(test.classes)))
@@ -90,7 +89,8 @@ def _counts(name: str, path: Path, train: ImageData | Parts) -> list[int]:
     return [sum(column) for column in zip(*here, strict=True)]
 
 
-def _check(name: str, path: Path, splits: Splits) -> list[str]:
+def _check(name: str, path: Path, reading: Reading) -> list[str]:
+    """What cannot be read, or is not what it should be."""
     if name in CATALOG:
         verify(name)
         return []
@@ -102,9 +102,10 @@ def _check(name: str, path: Path, splits: Splits) -> list[str]:
             except ValueError as error:
                 found.append(str(error))
         return found
-    sets = (splits.train.images, splits.test.images)
-    pictures = [it for it in sets if isinstance(it, Pictures)]
-    return [reason for it in pictures for reason in find_broken(it).values()]
+    if path.suffix != ".parquet" and not (path.is_dir() and not (path / "x_train.npy").exists()):
+        return []
+    views = view_pictures(list_pictures(path, reading), reading)
+    return [reason for it in views for reason in find_broken(it).values()]
 
 
 def contact_sheet(name: str, file: Path, reading: Reading | None = None) -> None:

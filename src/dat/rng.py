@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dat import native
+from dat.native import philox_words
 
 MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -87,7 +87,7 @@ class Draws:
     def _words(self, blocks: int) -> Tensor:
         """`blocks` Philox blocks for each sample: 32-bit words in an int64 tensor."""
         index = self.index.to(torch.int64)
-        found = native.philox_words(index, blocks, self.key)
+        found = philox_words(index, blocks, self.key)
         if found is not None:
             return found
         row = index.unsqueeze(1).expand(-1, blocks)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dat import native
 from dat.data import AUGMENTATIONS, augment
 from dat.data.augment import PADDING, Augmentation
+from dat.native import crop
 from dat.rng import Draws, generator
 
 every_kind = pytest.mark.parametrize("kind", AUGMENTATIONS)
@@ -199,6 +199,7 @@ def test_the_native_crops_are_torchs(
     x = torch.randint(0, 256, shape, dtype=torch.uint8)
     draws, augmentation = Draws(5, torch.arange(len(x))), Augmentation(kind=kind)
     found = augmentation(x, draws)
-    assert native.crop(x, *torch.zeros(2, len(x)).long(), torch.zeros(len(x)), 4) is not None
-    monkeypatch.setattr(native, "_library", lambda: None)
+    none = torch.zeros(len(x), dtype=torch.int64)
+    assert crop(x, none, none, none, 4) is not None
+    monkeypatch.setattr("dat.native._library", lambda: None)
     assert torch.equal(found, augmentation(x, draws))

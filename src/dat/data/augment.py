@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dat import native
 from dat.data.randaugment import STRONGEST, rand_augment
 from dat.fields import Settings, setting
+from dat.native import crop
 from dat.rng import Draws
 
 AUGMENTATIONS = ("none", "crop", "crop-flip", "resized-crop")
@@ -46,7 +46,7 @@ class Augmentation(Settings):
                 x = _flip(x, flipped)
             else:
                 down, right = (luck[:, :2] * (2 * PADDING + 1)).long().unbind(1)
-                found = native.crop(x, down, right, flipped, PADDING)
+                found = crop(x, down, right, flipped, PADDING)
                 x = _flip(_crop(x, down, right), flipped) if found is None else found
         if self.randaugment:
             x = rand_augment(x, draws, operations=self.randaugment, magnitude=self.magnitude)

@@ -144,19 +144,10 @@ def read_pictures(
     shape: tuple[int, tuple[int, int]] | None = None,
 ) -> list[ImageData]:
     """The sets, of one shape, the first to train on; decoded now if they are small together."""
-    found, size = shape or _common_shape(listings, reading)
-    channels = channels or found
-    pixels = channels * size[0] * size[1] * sum(len(it.labels) for it in listings)
-    small = pixels <= reading.memory * 2**30
+    views = view_pictures(listings, reading, channels=channels, shape=shape)
+    small = sum(it.shape.numel() for it in views) <= reading.memory * 2**30
     sets = []
-    for number, listing in enumerate(listings):
-        pictures = Pictures(
-            listing.encoded,
-            size,
-            reading.resize,
-            channels,
-            exact=reading.size is None and shape is None,
-        )
+    for number, (listing, pictures) in enumerate(zip(listings, views, strict=True)):
         labels, names = listing.labels, listing.names
         if reading.corrupt == "skip":
             fine = _fine(pictures)
@@ -165,6 +156,22 @@ def read_pictures(
         images = pictures[torch.arange(len(pictures))] if small and not whole else pictures
         sets.append(ImageData.of(images, labels, names=names, classes=len(names)))
     return sets
+
+
+def view_pictures(
+    listings: Sequence[Listing],
+    reading: Reading,
+    *,
+    channels: int | None = None,
+    shape: tuple[int, tuple[int, int]] | None = None,
+) -> list[Pictures]:
+    """The pictures as images of one shape, none decoded yet."""
+    found, size = shape or _common_shape(listings, reading)
+    exact = reading.size is None and shape is None
+    return [
+        Pictures(it.encoded, size, reading.resize, channels or found, exact=exact)
+        for it in listings
+    ]
 
 
 def _common_shape(listings: Sequence[Listing], reading: Reading) -> tuple[int, tuple[int, int]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dat.data.arrays import ARRAYS, read_sets
 from dat.data.catalog import CATALOG
 from dat.data.fetch import cached
-from dat.data.folder import Reading, is_picture_folder, list_folder, read_pictures
+from dat.data.folder import Listing, Reading, is_picture_folder, list_folder, read_pictures
 from dat.data.images import ImageData
 from dat.data.local import Parts
 from dat.data.parquet import list_parquet
@@ -132,13 +132,17 @@ def _folder(path: Path, reading: Reading) -> Splits:
     return _pictures(path, reading)
 
 
+def list_pictures(path: Path, reading: Reading) -> tuple[Listing, Listing]:
+    """The training and test pictures of a folder or of Parquet files."""
+    parquet = path.suffix == ".parquet" or any(path.rglob("*.parquet"))
+    if not parquet and not is_picture_folder(path):
+        raise ValueError("holds neither pictures in one folder a class, nor arrays, nor parts")
+    return (list_parquet if parquet else list_folder)(path, reading.test_share)
+
+
 def _pictures(path: Path, reading: Reading) -> Splits:
     try:
-        parquet = path.suffix == ".parquet" or any(path.rglob("*.parquet"))
-        if not parquet and not is_picture_folder(path):
-            raise ValueError("holds neither pictures in one folder a class, nor arrays, nor parts")
-        listings = (list_parquet if parquet else list_folder)(path, reading.test_share)
-        train, test = read_pictures(listings, reading)
+        train, test = read_pictures(list_pictures(path, reading), reading)
         return Splits.of(train, test)
     except (ValueError, OSError) as error:
         raise ValueError(f"data.name = {path}: {error}") from None
