@@ -174,6 +174,7 @@ def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
         select_every=config.train.select_every,
         ema=config.train.ema,
         sentinel=Sentinel(action=config.train.sentinel, rescue=ATTACKS[config.train.rescue]()),
+        guard=config.train.guard,
         weight_attack=WeightAttack(config.train.awp, config.train.awp_warmup),
         quantizer=config.quantizer,
         protocol=config.protocol,

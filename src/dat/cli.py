@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from dat.commands import parse
-from dat.launch import is_worker, settle_in
+from dat.launch import PREEMPTED, is_worker, settle_in
 
 FAILED = 1
 
@@ -60,6 +60,10 @@ def _fail(error: Exception) -> int:
     What all workers know alike is said by the first one, and the others leave it the time to.
     """
     rank = int(os.environ.get("RANK", 0))
+    if hasattr(error, "resumable"):
+        if rank == 0:
+            print(error, file=sys.stderr)
+        return PREEMPTED
     told = is_lost(error) or isinstance(error, ValueError | OSError | ArithmeticError)
     if TRACEBACK or not told:
         traceback.print_exc()

@@ -166,6 +166,16 @@ class TrainConfig(Settings):
         choices=("off", "warn", "stop", "rescue"),
     )
     rescue: str = setting("n-fgsm", "the attack to go on with", choices=("n-fgsm", "pgd"))
+    guard: str = setting(
+        "stop",
+        "when a loss or gradient is not finite: stop, skip the step, or rollback to the last "
+        "checkpoint and leave the step out then; always reported, ten times at most",
+        choices=("stop", "skip", "rollback"),
+    )
+    save_every: int = setting(
+        0, "steps between checkpoints; 0 is one at the end of every epoch", ge=0
+    )
+    save_keep: int = setting(2, "checkpoints that are kept, the last ones", ge=1)
     ema: float = setting(0.0, "decay of the averaged weights; 0 keeps none", ge=0, lt=1)
     select_by: str = setting(
         "ra", "what is highest at the best weights, on the held-out images", choices=("ra", "ta")

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Sequence
@@ -15,6 +16,15 @@ from pathlib import Path
 
 LAUNCHED = "DAT_LAUNCHED"
 """Set for workers that `launch` started, to tell them from torchrun's: the launcher's number."""
+ATTEMPT = "DAT_ATTEMPT"
+"""Set for them as well: how often they were started before."""
+STORE = "DAT_STORE"
+"""Set for them as well: the file by which they find each other. A TCP store would listen on every
+interface, and take keys from anybody."""
+PREEMPTED = 75
+"""Exit code of a run that was asked to stop and can be resumed."""
+FINAL = (2, 3, PREEMPTED)
+"""Exit codes that another attempt would only repeat: bad input, divergence, a request to stop."""
 
 
 def is_worker() -> bool:
@@ -22,8 +32,29 @@ def is_worker() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def launch(workers: int, command: Sequence[str]) -> int:
-    """Run `dat COMMAND` on M local workers; the exit code of the first that failed, or 0."""
+def attempt() -> int:
+    """How often this worker was started before, by our launcher or by torchrun."""
+    name = ATTEMPT if LAUNCHED in os.environ else "TORCHELASTIC_RESTART_COUNT"
+    return int(os.environ.get(name, 0))
+
+
+def launch(workers: int, command: Sequence[str], *, restarts: int = 0) -> int:
+    """Run `dat COMMAND` on M local workers; the exit code of the first that failed, or 0.
+
+    When a worker dies all are started again, so many times, and find where to go on themselves.
+    """
+    for number in range(restarts + 1):
+        code, reason = _launch(workers, command, number)
+        if code == 0 or code in FINAL or not reason:
+            return code
+        left = restarts - number
+        more = f"; starting again from the last checkpoint ({left - 1} left)" if left else ""
+        print(f"error: {reason}{more}", file=sys.stderr)
+    return code
+
+
+def _launch(workers: int, command: Sequence[str], number: int) -> tuple[int, str]:
+    """One attempt: the exit code, and if a worker died how it did."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -31,7 +62,9 @@ def launch(workers: int, command: Sequence[str]) -> int:
     for name in list(logging.root.manager.loggerDict):  # each has a level of its own
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ[LAUNCHED] = str(os.getpid())
+    meeting = tempfile.TemporaryDirectory(prefix="dat-")  # for this user's eyes alone
+    own = {LAUNCHED: os.getpid(), ATTEMPT: number, STORE: f"{meeting.name}/store"}
+    os.environ |= {name: str(value) for name, value in own.items()}
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker sets its own number when it joins
     config = LaunchConfig(
         min_nodes=1,
@@ -39,7 +72,8 @@ def launch(workers: int, command: Sequence[str]) -> int:
         nproc_per_node=workers,
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
+        rdzv_endpoint=f"{meeting.name}/rendezvous",
+        rdzv_configs={"store_type": "file"},
         local_addr="127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
@@ -53,16 +87,20 @@ def launch(workers: int, command: Sequence[str]) -> int:
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:
             name = signal.Signals(-failure.exitcode).name
-            print(f"error: worker {rank} was ended by {name}", file=sys.stderr)
-            return 1
-        return failure.exitcode
+            return 1, f"worker {rank} was ended by {name}"
+        lost = failure.exitcode == 1
+        return failure.exitcode, f"worker {rank} failed, see above" if lost else ""
     except SignalException as received:
+        if received.sigval == signal.SIGTERM:
+            return PREEMPTED, ""
         print(f"error: interrupted by {received.sigval.name}", file=sys.stderr)
-        return 128 + received.sigval
+        return 128 + received.sigval, ""
     finally:
         over.set()
-        del os.environ[LAUNCHED]
-    return 0
+        for name in own:
+            del os.environ[name]
+        meeting.cleanup()
+    return 0, ""
 
 
 def _wake_the_stopped(over: threading.Event) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,8 @@ from dat.objectives import (
 )
 from dat.optim import LSGD, SGD
 from dat.report import Progress
-from dat.train import EpochRecord, RunFolder, Trainer
+from dat.train import EpochRecord, Resumption, RunFolder, Saver, Trainer
+from dat.train.folder import CHECKPOINTS
 
 
 def train(
@@ -35,16 +38,26 @@ def train(
     *,
     overwrite: bool = False,
     quiet: bool = False,
+    resume: bool = False,
     resolution: Callable[[], int | None] | None = None,
 ) -> dict[str, Any] | None:
     """Train on all workers, measure the best weights on the test set, leave a run's folder.
 
-    The first worker gets the result that is in the folder; the others get none. `resolution` is
-    that of the pre-trained network, if there is one.
+    The first worker gets the result that is in the folder; the others get none. To `resume` is to
+    go on from the last checkpoint in that folder. `resolution` is that of the pre-trained network,
+    if there is one.
     """
     with make_world(asked) as world:
         config, trainer, data = world.together(lambda: _prepare(asked, world, resolution))
-        folder = world.together(lambda: _folder(out, world, overwrite))
+        found = world.together(lambda: _last(out, world)) if resume else None
+        folder = world.together(lambda: _folder(out, world, overwrite, found))
+        trainer.stopping = asked_to_stop()
+        trainer.saver = Saver(
+            out / CHECKPOINTS,
+            every=config.train.save_every,
+            keep=config.train.save_keep,
+            tell=_tell if world.first else _ignore,
+        )
         if world.first and not quiet:
             for line in data_lines(config.data.name, data, trainer):
                 print(line, file=sys.stderr)
@@ -56,9 +69,12 @@ def train(
                 quantizer=trainer.quantizer,
                 protocol=trainer.protocol,
             )
-            folder.describe({"recipe": recipe} | resolved.dump(), world.size)
+            if not found:
+                folder.describe({"recipe": recipe} | resolved.dump(), world.size)
             trainer.listeners = [folder] if quiet else [folder, Progress(str(out))]
-        records = trainer.fit()
+            for change in found.changes(trainer) if found else ():
+                _tell(change)
+        records = trainer.fit(found)
         result = _result(config, recipe, trainer, records, data.test)
         if folder:
             folder.finish(result)
@@ -108,8 +124,34 @@ def _noisy_name(config: RunConfig, workers: int) -> str:
     return f"Smooth-{'AT' if workers == 1 else 'DAT'} ({copies})"
 
 
-def _folder(out: Path, world: World, overwrite: bool) -> RunFolder | None:
-    return RunFolder.create(out, overwrite=overwrite) if world.first else None
+def _folder(out: Path, world: World, overwrite: bool, found: Resumption | None) -> RunFolder | None:
+    if not world.first:
+        return None
+    return RunFolder.reopen(out) if found else RunFolder.create(out, overwrite=overwrite)
+
+
+def _last(out: Path, world: World) -> Resumption:
+    """The checkpoint to go on from; all workers find the same."""
+    found = Resumption.last(out / CHECKPOINTS, _tell if world.first else _ignore)
+    if found is None:
+        raise ValueError(f"{out}: no checkpoint to resume from")
+    return found
+
+
+def _tell(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def _ignore(message: str) -> None:
+    """The first worker tells."""
+
+
+def asked_to_stop() -> Callable[[], bool]:
+    """Whether a scheduler has sent SIGTERM since."""
+    asked = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, frame: asked.set())
+    return asked.is_set
 
 
 def _prepare(
@@ -165,6 +207,11 @@ def _anchored(name: str) -> str:
     return str(path.resolve()) if path.suffix in (".npz", ".npy") or path.is_dir() else name
 
 
+def _left_out(trainer: Trainer) -> list[str]:
+    steps = [f"epoch {epoch + 1}, step {step + 1}" for epoch, step in trainer.left_out]
+    return [f"left out, as they were not finite: {'; '.join(steps)}"] if steps else []
+
+
 OVERFIT = 3.0
 
 """Points of held-out RA lost since the best epoch that are worth a word."""
@@ -211,7 +258,7 @@ def _result(
         "holdout_ra": best.ra if best else None,
         "last_holdout_ra": records[-1].holdout_ra,
         "collapses": [str(it) for it in trainer.collapses],
-        "warnings": _overfitting(trainer, records),
+        "warnings": [*_left_out(trainer), *_overfitting(trainer, records)],
         "comm_seconds_per_epoch": sum(r.comm_seconds for r in records) / epochs,
         "exposed_seconds_per_epoch": sum(r.exposed_seconds for r in records) / epochs,
         "train_seconds_per_epoch": sum(r.seconds for r in records) / epochs,

@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 T = TypeVar("T")
@@ -103,7 +103,11 @@ class World:
         if backend == "nccl" and place.type != "cuda":
             raise ValueError(f"comm.backend = nccl: needs cuda, not {place.type}; use gloo or auto")
         limit = timedelta(seconds=timeout)
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        if path := os.environ.get("DAT_STORE"):  # our own launcher's: nothing listens
+            _stay_on_loopback()
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            store: Store = FileStore(path, size)
+        elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             if os.environ.get("MASTER_ADDR") in LOOPBACK:
                 _stay_on_loopback()
             store, rank, size = next(rendezvous("env://", timeout=limit))

@@ -39,8 +39,9 @@ def teach(parser: argparse.ArgumentParser, about: str, examples: str) -> argpars
     return parser
 
 
-def recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a built-in name or a .yaml file")
+def recipe_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    text = "a built-in name or a .yaml file"
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?" if optional else None, help=text)
     settings_argument(parser)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dat.commands.arguments import Commands, quiet_argument, recipe_arguments, workers_argument
 from dat.commands.starting import free_folder, starts_workers
 from dat.files import WEIGHTS
-from dat.launch import is_worker, launch
+from dat.launch import attempt, is_worker, launch
 
 if TYPE_CHECKING:
     from dat.config import RunConfig
@@ -62,8 +62,11 @@ def add(commands: Commands) -> None:
 
 
 def _train_arguments(train: argparse.ArgumentParser) -> None:
-    recipe_arguments(train)
+    recipe_arguments(train, optional=True)
     _fit_arguments(train, "runs/RECIPE")
+    train.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on with a run that was interrupted"
+    )
 
 
 def _finetune_arguments(finetune: argparse.ArgumentParser) -> None:
@@ -84,6 +87,13 @@ def _fit_arguments(parser: argparse.ArgumentParser, usual: str) -> None:
     workers_argument(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"the run's folder ({usual})")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in that folder")
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=3,
+        metavar="N",
+        help="when a worker dies, go on from the last checkpoint so often (3)",
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
@@ -120,9 +130,29 @@ def _train(arguments: argparse.Namespace, words: list[str]) -> int:
     from dat.config import parse_edits
     from dat.recipes import read
 
+    if arguments.resume:
+        return _resume(arguments, words)
+    if not arguments.recipe:
+        raise ValueError("give a recipe (dat recipes), or --resume and the folder of a run")
     config = read(arguments.recipe, parse_edits(arguments.settings))
     out = arguments.out or free_folder(Path(arguments.recipe).stem)
     return _fit(arguments, words, config, arguments.recipe, out)
+
+
+def _resume(arguments: argparse.Namespace, words: list[str]) -> int:
+    """Go on with a run, with the settings that it has; only where it runs may differ."""
+    from dat.build import read_run
+    from dat.config import parse_edits
+
+    given = [it for it in (arguments.recipe, *arguments.settings) if it]
+    other = [it for it in given if not it.startswith("comm.")]
+    if other or arguments.out:
+        raise ValueError(
+            f"{other[0] if other else '--out'}: a run is resumed as it was; only comm.* and "
+            "--workers may be given"
+        )
+    recipe, config = read_run(arguments.resume, parse_edits(given))
+    return _fit(arguments, words, config, recipe, arguments.resume, resume=True)
 
 
 def _finetune(arguments: argparse.Namespace, words: list[str]) -> int:
@@ -166,24 +196,29 @@ def _fit(
     recipe: str,
     out: Path,
     *,
+    resume: bool = False,
     resolution: Callable[[], int | None] | None = None,
 ) -> int:
     """Train, on workers that are started if need be, and show the result."""
-    if not is_worker():
+    again = attempt() > 0
+    if not is_worker() and not resume:
         from dat.train.folder import RunFolder
 
         RunFolder.check(out, overwrite=arguments.overwrite)
     if starts_workers(arguments):
-        return launch(arguments.workers, [*words, "--out", str(out)])
+        place = [] if resume else ["--out", str(out)]
+        return launch(arguments.workers, [*words, *place], restarts=arguments.restarts)
     from dat.report import print_json, runs_table, warn
+    from dat.train.checkpoint import has_checkpoint
     from dat.training import train
 
     result = train(
         config,
         recipe,
         out,
-        overwrite=arguments.overwrite,
+        overwrite=arguments.overwrite or again,
         quiet=arguments.quiet,
+        resume=resume or (again and has_checkpoint(out)),
         resolution=resolution,
     )
     if result is not None:

@@ -34,7 +34,7 @@ from dat.data.published import (
     counts_by_class,
     digest,
 )
-from dat.files import write_whole
+from dat.files import sync_folder, write_whole
 
 __all__ = ["cache_folder", "cached", "fetch", "verify"]
 
@@ -301,12 +301,12 @@ def _store(published: Published, origin: Origin, arrays: Arrays, cache: Path) ->
         for name in NAMES:
             _write(new / f"{name}.npy", arrays[name])
         write_whole(new / "manifest.json", json.dumps(manifest, indent=1).encode())
-        _sync(new)
+        sync_folder(new)
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)
         new.rename(folder)
-        _sync(cache)
+        sync_folder(cache)
     finally:
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
@@ -320,12 +320,3 @@ def _write(path: Path, array: Array) -> None:
         file.write(array.data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """The names in a folder, onto the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -70,7 +70,9 @@ class Progress(Listener):
             markup=False,
         )
         self._bar.start()
-        self._task = self._bar.add_task("starting", total=trainer.epochs * trainer.steps)
+        done = len(trainer.records) * trainer.steps + trainer.tally.step
+        total = trainer.epochs * trainer.steps
+        self._task = self._bar.add_task("starting", total=total, completed=done)
 
     def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
         now = f"epoch {epoch + 1}/{trainer.epochs}  loss {report.loss:.3f}{self._state}"
@@ -91,6 +93,9 @@ class Progress(Listener):
         self._console.print(f"warning: {collapse}", markup=False)
         if collapse.back_to is not None:
             self._bar.update(self._task, completed=collapse.back_to * trainer.steps)
+
+    def left_out_step(self, trainer: Trainer, reason: str, count: int) -> None:
+        self._console.print(f"warning: left out, {count} in all: {reason}", markup=False)
 
     def ended(self, trainer: Trainer) -> None:
         self._bar.stop()

@@ -9,6 +9,7 @@ best.safetensors       weights with the highest RA on the held-out images
 last.safetensors       weights after the last whole epoch
 ema-best/ema-last.*    the same of the averaged weights, where they are kept
 events/                TensorBoard
+checkpoints/           what it takes to go on, removed when the run is complete
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ import yaml
 from torch import nn
 
 from dat.files import write_whole
+from dat.train.records import EpochRecord, Listener
 from dat.train.sentinel import Collapse
 from dat.train.step import StepReport
-from dat.train.trainer import EpochRecord, Listener, Trainer
+from dat.train.trainer import Trainer
 from dat.train.weights import save_weights
 
 CONFIG = "config.yaml"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
 RESULT = "result.json"
 
 
@@ -58,6 +62,13 @@ class RunFolder(Listener):
         path.mkdir(parents=True)
         return cls(path)
 
+    @classmethod
+    def reopen(cls, path: Path) -> RunFolder:
+        """The folder of a run that goes on."""
+        if (path / RESULT).is_file():
+            raise ValueError(f"{path}: the run is complete; there is nothing to resume")
+        return cls(path)
+
     def describe(self, config: dict[str, Any], workers: int) -> None:
         """Write down what is about to run, and where."""
         write_whole(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
@@ -66,9 +77,11 @@ class RunFolder(Listener):
     def started(self, trainer: Trainer) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._steps = 0
-        self._events = SummaryWriter(self.path / "events")
-        self._metrics = (self.path / "metrics.jsonl").open("a")
+        self._steps = trainer.updates
+        self._events = SummaryWriter(self.path / "events", purge_step=self._steps + 1)
+        lines = "".join(_line(record) for record in trainer.records)  # none after a checkpoint
+        write_whole(self.path / METRICS, lines.encode())
+        self._metrics = (self.path / METRICS).open("a")
 
     def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
         """The first worker's own traffic, step by step."""
@@ -79,11 +92,11 @@ class RunFolder(Listener):
     def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
         for name, model in trainer.models().items():
             self._save(model, f"{name}last")
-        values = {key: value for key, value in record._asdict().items() if value is not None}
-        self._metrics.write(json.dumps(values) + "\n")
+        self._metrics.write(_line(record))
         self._metrics.flush()
-        for key, value in values.items():
-            self._events.add_scalar(key, value, record.epoch)
+        for key, value in record._asdict().items():
+            if value is not None:
+                self._events.add_scalar(key, value, record.epoch)
         for name, ratio in trainer.trust_ratios().items():
             self._events.add_scalar(f"trust_ratio/{name}", ratio, record.epoch)
         self._events.flush()
@@ -91,6 +104,10 @@ class RunFolder(Listener):
     def collapsed(self, trainer: Trainer, collapse: Collapse) -> None:
         with (self.path / "warnings.txt").open("a") as file:
             file.write(f"{collapse}\n")
+
+    def left_out_step(self, trainer: Trainer, reason: str, count: int) -> None:
+        with (self.path / "warnings.txt").open("a") as file:
+            file.write(f"left out: {reason}\n")
 
     def best_found(self, trainer: Trainer, name: str, model: nn.Module) -> None:
         self._save(model, f"{name}best")
@@ -102,9 +119,15 @@ class RunFolder(Listener):
     def finish(self, result: dict[str, Any]) -> None:
         """The final figures; their presence says that the run is complete."""
         _write_json(self.path / RESULT, result)
+        shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
 
     def _save(self, model: nn.Module, name: str) -> None:
         save_weights(model, self.path / f"{name}.safetensors")
+
+
+def _line(record: EpochRecord) -> str:
+    values = {key: value for key, value in record._asdict().items() if value is not None}
+    return json.dumps(values) + "\n"
 
 
 def environment(workers: int) -> dict[str, Any]:

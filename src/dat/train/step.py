@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,6 +34,11 @@ class NoGradient(ValueError):
 ADVICE = "the weights of the last whole epoch are kept. Lower optimizer.lr, or add schedule.warmup"
 
 
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
+
+
 class StepReport(NamedTuple):
     """A step in a few numbers: the global batch's, and what this worker sent."""
 
@@ -40,6 +46,8 @@ class StepReport(NamedTuple):
     accuracy: float
     """Share of the adversarial examples that were classified right, in percent."""
     traffic: Traffic
+    stop: bool = False
+    """Some worker was asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,8 @@ class Worker:
     weights: WeightAttack = field(default_factory=WeightAttack)
     replayed: list[Tensor] = field(default_factory=list)
     """Free AT: the adversarial images of the last replay."""
+    stopping: Callable[[], bool] = never
+    """Whether this worker was asked to stop."""
 
     @property
     def replays(self) -> int:
@@ -123,39 +133,41 @@ def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
     with worker.weights(exchange, epoch, step, descend):  # AWP, if it was asked for
         # Step 6, eq. (A2): the local share of the gradient of lambda * loss + phi.
         outcome = worker.forward(batch, x_adv)
-        settle = exchange.share(_notes(outcome, batch))
+        settle = exchange.share(_notes(outcome, batch, stop=worker.stopping()))
 
         # Steps 7 to 10, eq. (A3): each bucket of the gradient is quantized, summed over the workers
         # and quantized again, as the protocol has it, while the backward goes on.
         exchange.begin(epoch, step)
         worker.backward(outcome, batch)
-        loss, accuracy = _sum_up(settle(), epoch, step)
+        loss, accuracy, stop = _sum_up(settle(), epoch, step)
         _check_gradient(exchange.module, epoch, step)
     worker.remember(batch, x_adv)
 
     # Step 12, eq. (A4): every worker takes the same outer step.
     worker.optimizer.step()
-    return StepReport(loss, accuracy, exchange.ledger.close())
+    return StepReport(loss, accuracy, exchange.ledger.close(), stop)
 
 
-def _notes(outcome: Outcome, batch: Batch) -> Tensor:
-    """Summed loss, right answers, labels and images; of what a team has in common, a share."""
+def _notes(outcome: Outcome, batch: Batch, *, stop: bool) -> Tensor:
+    """Summed loss, right answers, labels and images, of what a team has in common a share; and
+    whether to stop, so that all do so after the same step."""
     y, share = batch.y, 1 / batch.team.size
     right = (outcome.logits.argmax(1) == y).sum() * share
     labels = (y != UNLABELLED).sum() * share
-    images = torch.tensor(len(y) * share, device=y.device)
-    return torch.stack(((outcome.loss * batch.weight).sum(), right, labels, images))
+    loss = (outcome.loss * batch.weight).sum()
+    images, stops = torch.tensor((len(y) * share, float(stop)), device=y.device)
+    return torch.stack((loss, right, labels, images, stops))
 
 
-def _sum_up(notes: Tensor, epoch: int, step: int) -> tuple[float, float]:
+def _sum_up(notes: Tensor, epoch: int, step: int) -> tuple[float, float, bool]:
     """Sum up the workers' notes; all of them see a broken loss in the same step, and stop."""
     for rank, (loss, *_) in enumerate(notes.tolist()):
         if not math.isfinite(loss):
             raise NotFinite(
                 f"worker {rank}, epoch {epoch + 1}, step {step + 1}: the loss is {loss}; {ADVICE}"
             )
-    loss, right, labels, images = notes.double().sum(0).tolist()
-    return loss / images, 100.0 * right / max(labels, 1)
+    loss, right, labels, images, stops = notes.double().sum(0).tolist()
+    return loss / images, 100.0 * right / max(labels, 1), stops > 0
 
 
 def _check_gradient(model: nn.Module, epoch: int, step: int) -> None:

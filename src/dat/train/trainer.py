@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,45 +29,12 @@ from dat.optim import EMA, LAMB, Layerwise, OuterOracle, Piecewise, Schedule, se
 from dat.rng import seeded
 from dat.threat import ThreatModel
 from dat.train.perturbation import WeightAttack
+from dat.train.records import EpochRecord, Listener, Tally
+from dat.train.resume import Resumption, Saver, check_replicas
 from dat.train.sentinel import Collapse, Sentinel, Snapshot
-from dat.train.step import ADVICE, NotFinite, StepReport, Worker, dat_step
+from dat.train.step import ADVICE, NotFinite, StepReport, Worker, dat_step, never
 
-
-class EpochRecord(NamedTuple):
-    """What an epoch came to, over all workers."""
-
-    epoch: int
-    lr: float
-    loss: float
-    train_ra: float
-    """Accuracy on the training's own adversarial examples."""
-    seconds: float
-    """T: training time, the slowest worker's, evaluation not included."""
-    comm_seconds: float
-    """C: time with an exchange under way, part of T."""
-    exposed_seconds: float
-    """The part of C that the backward pass did not hide."""
-    mb_per_step: float
-    """Megabytes that all workers together send in an iteration."""
-    mb_busiest: float
-    """Megabytes that the busiest worker sends in an iteration."""
-    mb_epoch: float
-    """Megabytes that all workers together sent."""
-    holdout_ta: float | None = None
-    holdout_ra: float | None = None
-    ema_ta: float | None = None
-    ema_ra: float | None = None
-
-
-class Listener:
-    """Told of a run's progress; every method may be left out."""
-
-    def started(self, trainer: Trainer) -> None: ...
-    def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None: ...
-    def best_found(self, trainer: Trainer, name: str, model: nn.Module) -> None: ...
-    def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None: ...
-    def collapsed(self, trainer: Trainer, collapse: Collapse) -> None: ...
-    def ended(self, trainer: Trainer) -> None: ...
+GUARDS = ("stop", "skip", "rollback")
 
 
 @dataclass(kw_only=True)
@@ -120,10 +86,21 @@ class Trainer:
     seed: int = 0
     world: World = field(default_factory=World.join)
     listeners: Sequence[Listener] = ()
+    guard: str = "stop"
+    """When a loss or gradient is not finite: `stop`, `skip` the step, or `rollback` to the last
+    checkpoint and leave the step out then."""
+    guard_most: int = 10
+    """So many steps may be left out."""
+    saver: Saver | None = None
+    """Writes checkpoints; every worker has one, or none."""
+    stopping: Callable[[], bool] = never
+    """Whether this worker was asked to stop; all of them then do, after the step."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.select_every < 1:
             raise ValueError("epochs and select_every must be at least 1")
+        if self.guard not in GUARDS:
+            raise ValueError(f"guard = {self.guard!r}: must be one of {', '.join(GUARDS)}")
         if self.select_by not in ("ra", "ta"):
             raise ValueError(f"select_by = {self.select_by!r}: must be 'ra' or 'ta'")
         self.protocol.check(self.quantizer, self.world.size)
@@ -166,8 +143,14 @@ class Trainer:
         self._seen: list[float] = []
         self._good: Snapshot | None = None
         self.collapses: list[Collapse] = []
+        self.records: list[EpochRecord] = []
+        """The epochs that are over."""
+        self.tally = Tally()
+        """What the current one has come to so far."""
         self.updates = 0
         """Outer steps that were taken."""
+        self.left_out: list[list[int]] = []
+        """Steps, by epoch and number, that broke and were left out."""
         self.discarded_seconds = 0.0
         """Training time of epochs that were undone."""
 
@@ -200,6 +183,7 @@ class Trainer:
             augmentation=self.augmentation,
             attack_bn=self.attack_bn,
             weights=self.weight_attack,
+            stopping=self.stopping,
         )
 
     @property
@@ -208,28 +192,44 @@ class Trainer:
         attack = self.worker.attack if hasattr(self, "worker") else self.attack
         return self.supply.steps * (attack.replays if isinstance(attack, Free) else 1)
 
-    def fit(self) -> list[EpochRecord]:
-        """Train; afterwards `model` holds the last weights and `best_model` the best."""
+    def fit(self, resume: Resumption | None = None) -> list[EpochRecord]:
+        """Train; afterwards `model` holds the last weights and `best_model` the best.
+
+        What is resumed goes on where it was, and ends with the same bits.
+        """
         self._connect()
+        if resume:
+            if resume.updates:
+                self._rehearse()
+            resume.restore(self)
         self._tell("started")
-        records: list[EpochRecord] = []
+        records = self.records
         try:
             while len(records) < self.epochs:
                 epoch = len(records)
-                trained, measured = self._train(epoch), self._measured(epoch)
+                trained = self._train(epoch)
+                if trained is None:
+                    continue
+                measured = self._measured(epoch)
                 collapse = self._watch(epoch, measured)
                 if collapse and collapse.back_to is not None:
                     self.discarded_seconds += trained["seconds"]
                     self._go_back(collapse)
+                    self.tally = Tally()
                     if collapse.action == "stop":
                         break
                     continue
                 record = EpochRecord(epoch=epoch + 1, **trained, **self._keep(epoch, measured))
                 records.append(record)
+                self.tally = Tally()
                 self._tell("epoch_ended", record)
+                if self.saver:
+                    self.saver.epoch_ended(self)
             self.worker.exchange.close()
         finally:
             self.supply.close()
+            if self.saver:
+                self.saver.close()
             self._tell("ended")
         return records
 
@@ -262,11 +262,25 @@ class Trainer:
         self.worker.exchange.forget()
         del self._seen[-1]
         if collapse.action == "rescue":
-            self.worker = replace(self.worker, attack=self.sentinel.rescue)
+            self.use_attack(self.sentinel.rescue)
         elif not self._best:  # nothing was measured so far
             epoch = self._good.epoch - 1
             self._keep(epoch, {name: self._measure(it) for name, it in self.models().items()})
         self._good = None
+
+    def use_attack(self, attack: Attack) -> None:
+        """Go on with another attack."""
+        self.worker = replace(self.worker, attack=attack)
+
+    def remember_best(
+        self, name: str, accuracy: Accuracy | None, epoch: int, weights: dict[str, Any] | None
+    ) -> None:
+        """The best so far, of a run that is resumed; without weights it is the model itself."""
+        model = self.models()[name]
+        if weights is not None:
+            model = copy.deepcopy(model)
+            model.load_state_dict(weights)
+        self._best[name], self._best_models[name] = (accuracy, epoch), model
 
     def models(self) -> dict[str, nn.Module]:
         """The raw weights and, where they are kept, the averaged ones, by file-name prefix."""
@@ -284,36 +298,81 @@ class Trainer:
         """What they did there; none without held-out images."""
         return self._best[name][0]
 
-    def _train(self, epoch: int) -> dict[str, Any]:
-        """The steps of an epoch, and what they came to."""
+    def _train(self, epoch: int) -> dict[str, Any] | None:
+        """The steps of an epoch, and what they came to; none if all of it was undone."""
         self.model.train()
-        start, loss, right = time.perf_counter(), 0.0, 0.0
-        traffic, steps = Traffic(0, 0.0, 0.0), self.steps
-        for step in range(steps):
+        tally, steps = self.tally, self.steps
+        tally.start()
+        while tally.step < steps:
+            step = tally.step
             factor = self.schedule(epoch + step / steps, self.epochs)
             set_rate(self.worker.optimizer, factor)
-            with seeded(self.world.device, self.seed, "model", epoch, step, self.world.rank):
-                report = dat_step(self.worker, epoch, step)
+            report = self._step(epoch, step)
+            if report is None:
+                if len(self.records) != epoch:  # undone to an earlier one
+                    return None
+                tally = self.tally
+                continue
             if self._averaged:
                 self._averaged.update(self.model)
             self.updates += 1
-            loss, right = loss + report.loss, right + report.accuracy
-            traffic = traffic.plus(report.traffic)
+            tally.add(report)
             self._tell("step_ended", epoch, report)
-        seconds = time.perf_counter() - start
+            if self.saver:
+                self.saver.step_ended(self, stop=report.stop)
+        costs = self._costs(tally.elapsed, tally.traffic)
         self._check_weights(epoch)
         return {
             "lr": self.worker.optimizer.param_groups[0]["lr"],
-            "loss": loss / steps,
-            "train_ra": right / steps,
-            **self._costs(seconds, traffic),
+            "loss": tally.loss / max(tally.taken, 1),
+            "train_ra": tally.right / max(tally.taken, 1),
+            **costs,
         }
+
+    def _step(self, epoch: int, step: int) -> StepReport | None:
+        """A step; none if it broke and was left out, or undone with those before it."""
+        if [epoch, step] in self.left_out:
+            self.tally.step += 1
+            return None
+        buffers = [(it, it.clone()) for it in self.model.buffers()] if self.guard != "stop" else []
+        try:
+            with seeded(self.world.device, self.seed, "model", epoch, step, self.world.rank):
+                return dat_step(self.worker, epoch, step)
+        except NotFinite as error:
+            if self.guard == "stop" or len(self.left_out) >= self.guard_most:
+                raise
+            self.left_out.append([epoch, step])
+            self._tell("left_out_step", str(error), len(self.left_out))
+        self.worker.exchange.ledger.close()
+        self.worker.exchange.forget()
+        if self.guard == "rollback" and self.saver:
+            self.saver.go_back(self)
+        else:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+            self.tally.step += 1
+        return None
+
+    def _rehearse(self) -> None:
+        """A step that changes nothing, before the state of a checkpoint is loaded. DDP orders its
+        buckets after the first backward pass; the sums of a step would else be rounded otherwise
+        than in a run that was never interrupted."""
+        self.model.train()
+        batch = self.worker.draw(0, 0)
+        outcome = self.worker.forward(batch, batch.x.clone().requires_grad_(True))
+        settle = self.worker.exchange.share(torch.zeros(1, device=self.world.device))
+        self.worker.backward(outcome, batch)
+        settle()
+        self.worker.optimizer.zero_grad()
+        self.worker.exchange.forget()
+        self.worker.exchange.ledger.close()
 
     def _check_weights(self, epoch: int) -> None:
         """No broken weights are ever measured or saved; replicas are equal, so all see the same."""
         for name, value in self.model.state_dict().items():
             if value.is_floating_point() and not value.isfinite().all():
                 raise NotFinite(f"epoch {epoch + 1}: {name} is not finite; {ADVICE}")
+        check_replicas(self)
 
     def _costs(self, seconds: float, traffic: Traffic) -> dict[str, float]:
         """Time and traffic of the epoch's steps, over all workers."""

@@ -1,0 +1,251 @@
+"""What a run is at a moment, written down in the background, and taken up again."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dat.comm import Traffic
+from dat.evaluation import Accuracy
+from dat.train import checkpoint
+from dat.train.checkpoint import Refused, Tensors
+from dat.train.records import EpochRecord, Tally
+from dat.train.sentinel import Collapse, Snapshot
+
+if TYPE_CHECKING:
+    from dat.train.trainer import Trainer
+
+
+class Preempted(Exception):
+    """The run was asked to stop, and has left a checkpoint; every worker raises it alike."""
+
+    everywhere = True
+    resumable = True
+
+
+def state_of(trainer: Trainer) -> dict[str, Any]:
+    """Everything that all workers have alike."""
+    tally, good = trainer.tally, trainer._good
+    best = {}
+    for name, (accuracy, epoch) in trainer._best.items():
+        model = trainer._best_models[name]
+        live = model is trainer.models().get(name)  # nothing was measured: the last are the best
+        weights = None if live else model.state_dict()
+        best[name] = {"accuracy": accuracy and list(accuracy), "epoch": epoch, "weights": weights}
+    return {
+        "workers": trainer.world.size,
+        "batch": trainer.batch,
+        "samples": trainer.samples,
+        "updates": trainer.updates,
+        "discarded_seconds": trainer.discarded_seconds,
+        "left_out": trainer.left_out,
+        "records": [record._asdict() for record in trainer.records],
+        "tally": {
+            "step": tally.step,
+            "taken": tally.taken,
+            "loss": tally.loss,
+            "right": tally.right,
+            "traffic": list(tally.traffic),
+            "seconds": tally.elapsed if tally.step else 0.0,
+        },
+        "model": trainer.model.state_dict(),
+        "optimizer": trainer.worker.optimizer.state_dict(),
+        "averaged": trainer._averaged.state_dict() if trainer._averaged else None,
+        "best": best,
+        "seen": trainer._seen,
+        "collapses": [list(collapse) for collapse in trainer.collapses],
+        "rescued": trainer.worker.attack is not trainer.attack,
+        "good": asdict(good) if good else None,
+    }
+
+
+def own_of(trainer: Trainer) -> Tensors:
+    """What a worker has for itself: what rounding left over, and the images of free AT."""
+    memories = trainer.worker.exchange.reducer.memories or ()
+    own = {f"left/{number}": memory.left for number, memory in enumerate(memories)}
+    return own | {f"replayed/{i}": it for i, it in enumerate(trainer.worker.replayed)}
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A checkpoint that was read and verified."""
+
+    state: dict[str, Any]
+    own: dict[str, Path]
+    """The workers' own files, by name."""
+    place: Path
+
+    @classmethod
+    def last(cls, root: Path, tell: Callable[[str], None]) -> Resumption | None:
+        """The last whole checkpoint of a run; those that are not are named and passed over."""
+        for place in checkpoint.all_checkpoints(root):
+            try:
+                state, own = checkpoint.read(place)
+                return cls(state, {path.name: path for path in own}, place)
+            except (Refused, OSError) as error:
+                tell(f"{error}; going back to the checkpoint before it")
+        return None
+
+    @property
+    def updates(self) -> int:
+        return int(self.state["updates"])
+
+    def changes(self, trainer: Trainer) -> list[str]:
+        """What is not as it was."""
+        before, now = self.state["workers"], trainer.world.size
+        if before == now:
+            return []
+        dropped = "; what rounding had left over at each worker is dropped" if self.own else ""
+        return [
+            f"resumed on {now} workers instead of {before}: the global batch of {trainer.batch} "
+            f"and the order of the data stay{dropped}"
+        ]
+
+    def restore(self, trainer: Trainer) -> None:
+        """Bring a trainer, whose workers have met, to where it was."""
+        state = self.state
+        if (state["batch"], state["samples"]) != (trainer.batch, trainer.samples):
+            raise Refused(
+                f"{self.place}: is of a run on {state['samples']} images in batches of "
+                f"{state['batch']}, not {trainer.samples} and {trainer.batch}"
+            )
+        trainer.model.load_state_dict(state["model"])
+        trainer.worker.optimizer.load_state_dict(state["optimizer"])
+        if trainer._averaged and state["averaged"]:
+            trainer._averaged.load_state_dict(state["averaged"])
+        trainer.records[:] = [EpochRecord(**record) for record in state["records"]]
+        tally = state["tally"]
+        trainer.tally = Tally(**tally | {"traffic": Traffic(*tally["traffic"])})
+        trainer.updates = state["updates"]
+        trainer.discarded_seconds = state["discarded_seconds"]
+        before = [it for it in state["left_out"] if it not in trainer.left_out]
+        trainer.left_out[:] = before + trainer.left_out  # what a rollback has just added stays
+        trainer._seen[:] = state["seen"]
+        trainer.collapses[:] = [Collapse(*it) for it in state["collapses"]]
+        trainer._good = Snapshot(**state["good"]) if state["good"] else None
+        if state["rescued"]:
+            trainer.use_attack(trainer.sentinel.rescue)
+        self._restore_best(trainer)
+        if state["workers"] == trainer.world.size:
+            self._restore_own(trainer)
+
+    def _restore_best(self, trainer: Trainer) -> None:
+        for name, best in self.state["best"].items():
+            accuracy = best["accuracy"] and Accuracy(*best["accuracy"])
+            weights = best["weights"]
+            trainer.remember_best(name, accuracy, best["epoch"], weights)
+
+    def _restore_own(self, trainer: Trainer) -> None:
+        path = self.own.get(f"worker-{trainer.world.rank}.safetensors")
+        own = checkpoint.read_own(path) if path else {}
+        device = trainer.world.device
+        for number, memory in enumerate(trainer.worker.exchange.reducer.memories or ()):
+            memory.left.copy_(own[f"left/{number}"])
+        replayed = [own[key].to(device) for key in sorted(own) if key.startswith("replayed/")]
+        trainer.worker.replayed[:] = replayed
+
+
+class Saver:
+    """Writes checkpoints while training goes on; a failure is told, and the last good one stays."""
+
+    def __init__(
+        self, root: Path, *, every: int = 0, keep: int = 2, tell: Callable[[str], None] = print
+    ) -> None:
+        self.root, self.every, self.keep, self.tell = root, every, keep, tell
+        self._writing: threading.Thread | None = None
+        self._failed: str | None = None
+
+    def step_ended(self, trainer: Trainer, *, stop: bool) -> None:
+        due = self.every and trainer.updates % self.every == 0
+        if stop or due:
+            self.save(trainer)
+        if stop:
+            self.close()
+            raise Preempted(
+                f"stopped after epoch {len(trainer.records) + 1}, step {trainer.tally.step}, as "
+                f"asked; go on with: dat train --resume {self.root.parent}"
+            )
+
+    def epoch_ended(self, trainer: Trainer) -> None:
+        self.save(trainer)
+
+    def save(self, trainer: Trainer) -> None:
+        """Take a copy now, write it in the background; one at a time."""
+        self._wait()
+        step, rank, first = trainer.updates, trainer.world.rank, trainer.world.first
+        own = checkpoint.copied(own_of(trainer))
+        tensors: Tensors = {}
+        packed = checkpoint.pack(state_of(trainer), tensors) if first else None
+        tensors = checkpoint.copied(tensors)
+        owners = trainer.world.size if own else 0
+
+        def write() -> None:
+            try:
+                if own:
+                    checkpoint.write_own(self.root, step, rank, own)
+                if first:
+                    checkpoint.write(self.root, step, packed, tensors, owners)
+                    checkpoint.tidy(self.root, self.keep)
+                self._failed = None
+            except OSError as error:
+                self._failed = error.strerror or str(error)
+
+        self._writing = threading.Thread(target=write, name="checkpoint")
+        self._writing.start()
+
+    def go_back(self, trainer: Trainer) -> None:
+        """To the last checkpoint, or if there is none to the beginning of the epoch."""
+        self._wait()
+        trainer.world.meet()
+        last = Resumption.last(self.root, self.tell if trainer.world.first else silent)
+        if last is None:
+            raise Refused(f"{self.root}: no checkpoint to go back to yet; use train.guard=skip")
+        last.restore(trainer)
+        trainer.tally.start()
+
+    def _wait(self) -> None:
+        if self._writing is None:
+            return
+        self._writing.join()
+        self._writing = None
+        if self._failed:
+            last = next(iter(checkpoint.all_checkpoints(self.root)), None)
+            kept = f"the last good one is {last}" if last else "there is none yet"
+            self.tell(f"warning: a checkpoint could not be written ({self._failed}); {kept}")
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self._wait()
+
+
+def silent(message: str) -> None:
+    """Leaves it to the first worker to tell."""
+
+
+def check_replicas(trainer: Trainer) -> None:
+    """All workers have the same weights, to the last bit; who has not is named."""
+    digest = hashlib.blake2b(digest_size=8)
+    for value in trainer.model.state_dict().values():
+        plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(memoryview(plain.numpy()))
+    mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)
+    everyone = trainer.world.gather(mine).flatten().tolist()
+    usual = max(set(everyone), key=everyone.count)
+    odd = [str(rank) for rank, found in enumerate(everyone) if found != usual]
+    if odd:
+        raise Diverged(
+            f"the weights of worker {', '.join(odd)} are not those of the others: a broken "
+            "machine, or a model whose code differs between workers; the last checkpoint is good"
+        )
+
+
+class Diverged(ArithmeticError):
+    """Replicas are not alike any more; every worker raises it."""
+
+    everywhere = True
