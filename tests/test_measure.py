@@ -11,7 +11,7 @@ from torch import nn
 
 from dat.config import RunConfig
 from dat.data import Splits, load
-from dat.measure import Subject, default_eps, split_attack
+from dat.measure import Subject, default_eps, split_attack, sweep_all
 from dat.models import Normalize
 from dat.train import save_weights
 
@@ -106,3 +106,26 @@ def test_a_sweep_goes_up_to_twice_the_first_models_eps(run: Path) -> None:
     radii = default_eps([Subject.of_run(run), far])
     assert len(radii) == 9
     assert radii == pytest.approx([0.05 * number for number in range(9)])
+
+
+def test_a_sweep_attacks_what_is_deployed(
+    run: Path, digits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run of Smooth-AT that is the smoothed classifier, not the network alone."""
+    from dat import measure
+    from dat.smoothing import Smoothed
+
+    edits = {"objective": {"name": "smooth", "sigma": 0.3}, "evaluate": {"images": 4}}
+    subject = Subject.of_run(run, edits=edits)
+    save_weights(Subject("x", subject.config, None, True).make(digits), run / "best.safetensors")
+    seen: list[nn.Module] = []
+    original = measure.sweep
+
+    def watched(model: nn.Module, *arguments: object, **options: object) -> object:
+        seen.append(model)
+        return original(model, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(measure, "sweep", watched)
+    swept = sweep_all([subject], eps=(0.0,), steps=(), attack="pgd", at_steps=1, quiet=True)
+    assert swept is not None and len(seen) == 1
+    assert isinstance(seen[0], Smoothed) and seen[0].sigma == 0.3

@@ -137,7 +137,8 @@ class Settings:
             where = f"{path}.{key}" if path else str(key)
             if key not in known:
                 named = [f"{path}.{name}" if path else name for name in known]
-                raise SettingError(f"unknown setting {where}{did_you_mean(where, named)}")
+                shown = where if where.isprintable() else repr(where)
+                raise SettingError(f"unknown setting {shown}{did_you_mean(where, named)}")
             field, hint = known[key], hints[key]
             if "registry" in field.metadata:
                 made[key] = _read_component(field, value, where)

@@ -38,10 +38,11 @@ def attempt() -> int:
     return int(os.environ.get(name, 0))
 
 
-def launch(workers: int, command: Sequence[str], *, restarts: int = 0) -> int:
+def launch(workers: int, command: Sequence[str], *, restarts: int = 0, hint: str = "") -> int:
     """Run `dat COMMAND` on M local workers; the exit code of the first that failed, or 0.
 
-    When a worker dies all are started again, so many times, and find where to go on themselves.
+    When a worker dies all are started again, so many times, and find where to go on themselves;
+    after that the `hint` says what a person can do.
     """
     for number in range(restarts + 1):
         code, reason = _launch(workers, command, number)
@@ -50,6 +51,8 @@ def launch(workers: int, command: Sequence[str], *, restarts: int = 0) -> int:
         left = restarts - number
         more = f"; starting again from the last checkpoint ({left - 1} left)" if left else ""
         print(f"error: {reason}{more}", file=sys.stderr)
+        if not left and hint:
+            print(hint, file=sys.stderr)
     return code
 
 
@@ -64,6 +67,7 @@ def _launch(workers: int, command: Sequence[str], number: int) -> tuple[int, str
             logging.getLogger(name).setLevel(logging.CRITICAL)
     meeting = tempfile.TemporaryDirectory(prefix="dat-")  # for this user's eyes alone
     own = {LAUNCHED: os.getpid(), ATTEMPT: number, STORE: f"{meeting.name}/store"}
+    own |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1}  # the agent's own, which listens as well
     os.environ |= {name: str(value) for name, value in own.items()}
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker sets its own number when it joins
     config = LaunchConfig(

@@ -28,7 +28,7 @@ from dat.objectives import (
 from dat.optim import LSGD, SGD
 from dat.report import Progress
 from dat.train import EpochRecord, Resumption, RunFolder, Saver, Trainer
-from dat.train.folder import CHECKPOINTS
+from dat.train.folder import CHECKPOINTS, RESULT
 
 
 def train(
@@ -127,11 +127,13 @@ def _noisy_name(config: RunConfig, workers: int) -> str:
 def _folder(out: Path, world: World, overwrite: bool, found: Resumption | None) -> RunFolder | None:
     if not world.first:
         return None
-    return RunFolder.reopen(out) if found else RunFolder.create(out, overwrite=overwrite)
+    return RunFolder(out) if found else RunFolder.create(out, overwrite=overwrite)
 
 
 def _last(out: Path, world: World) -> Resumption:
     """The checkpoint to go on from; all workers find the same."""
+    if (out / RESULT).is_file():
+        raise ValueError(f"{out}: the run is complete; there is nothing to resume")
     found = Resumption.last(out / CHECKPOINTS, _tell if world.first else _ignore)
     if found is None:
         raise ValueError(f"{out}: no checkpoint to resume from")

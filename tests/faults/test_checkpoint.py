@@ -103,13 +103,13 @@ def test_damage_is_named_and_the_one_before_is_used(tmp_path: Path, file: str, k
         (place / file).unlink()
     else:
         middle = len(raw) // 2
-        new = {
-            "cut": raw[:middle],
-            "flip": raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :],
+        new: dict[str, bytes] = {
+            "cut": bytes(raw[:middle]),
+            "flip": bytes(raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :]),
             "empty": b"",
             "junk": os.urandom(len(raw)),
-        }[kind]
-        (place / file).write_bytes(new)
+        }
+        (place / file).write_bytes(new[kind])
     with pytest.raises(Refused, match=str(place)):
         read(place)
     told: list[str] = []

@@ -143,9 +143,7 @@ def test_another_run_is_not_taken_up(tmp_path: Path, world: World) -> None:
     with pytest.raises(Interruption):
         make(world, tmp_path, listeners=[Off(2)]).fit()
     found = Resumption.last(tmp_path, pytest.fail)
-    with pytest.raises(
-        ValueError, match="is of a run on 72 images in batches of 12"
-    ):
+    with pytest.raises(ValueError, match="is of a run on 72 images in batches of 12"):
         make(world, tmp_path, batch=6).fit(found)
 
 

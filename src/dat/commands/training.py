@@ -207,7 +207,8 @@ def _fit(
         RunFolder.check(out, overwrite=arguments.overwrite)
     if starts_workers(arguments):
         place = [] if resume else ["--out", str(out)]
-        return launch(arguments.workers, [*words, *place], restarts=arguments.restarts)
+        hint = f"when that is mended, go on with: dat train --resume {out}"
+        return launch(arguments.workers, [*words, *place], restarts=arguments.restarts, hint=hint)
     from dat.report import print_json, runs_table, warn
     from dat.train.checkpoint import has_checkpoint
     from dat.training import train

@@ -182,7 +182,7 @@ def _manifest(place: Path) -> dict[str, Any]:
         return found
     except OSError as error:
         raise Refused(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refused(f"{path}: not a manifest ({error})") from None
 
 

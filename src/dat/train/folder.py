@@ -62,13 +62,6 @@ class RunFolder(Listener):
         path.mkdir(parents=True)
         return cls(path)
 
-    @classmethod
-    def reopen(cls, path: Path) -> RunFolder:
-        """The folder of a run that goes on."""
-        if (path / RESULT).is_file():
-            raise ValueError(f"{path}: the run is complete; there is nothing to resume")
-        return cls(path)
-
     def describe(self, config: dict[str, Any], workers: int) -> None:
         """Write down what is about to run, and where."""
         write_whole(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())

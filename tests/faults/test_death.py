@@ -1,0 +1,242 @@
+"""Workers die, are asked to stop, and come back in other numbers; nobody has to be there."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.distributed.conftest import DAT, distance, run, torchrun, weights
+
+pytestmark = pytest.mark.alone
+
+SETTINGS = (
+    *("model.width=4", "attack.steps=2", "train.batch=48", "train.epochs=3"),
+    *("evaluate.attacks=pgd-1", "train.select_steps=1", "comm.threads=1", "train.save_every=3"),
+)
+STEPS = 3 * 26
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three workers, never interrupted."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = run([*DAT, "train", "digits", *SETTINGS, "--workers", "3", "--out", "run"], folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@contextmanager
+def started(cwd: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    command = [*DAT, "train", *words]
+    process = subprocess.Popen(
+        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    listing = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(pid) for pid in listing.read_text().split()] if listing.exists() else []
+
+
+def reached(run_folder: Path) -> int:
+    """The step of the last checkpoint."""
+    root = run_folder / "checkpoints"
+    names = [it.name for it in root.iterdir()] if root.is_dir() else []
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def wait_for(run_folder: Path, step: int, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 90
+    while reached(run_folder) < step:
+        assert time.monotonic() < end, f"step {step} was not reached"
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        time.sleep(0.05)
+
+
+def same_bits(one: Path, other: Path) -> bool:
+    first, second = weights(one), weights(other)
+    best = weights(one, "best"), weights(other, "best")
+    pairs = [(first, second), best]
+    return all(a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a) for a, b in pairs)
+
+
+def figures(folder: Path) -> dict[str, object]:
+    result = json.loads((folder / "result.json").read_text())
+    return {key: value for key, value in result.items() if "seconds" not in key}
+
+
+def test_killed_workers_are_replaced_and_nothing_differs(undisturbed: Path, tmp_path: Path) -> None:
+    """SIGKILL for a random worker, at four places of one run."""
+    chance = random.Random(0)
+    words = ("digits", *SETTINGS, "--workers", "3", "--out", "run", "--restarts", "4")
+    with started(tmp_path, *words) as process:
+        for step in (6, 24, 45, 66):
+            wait_for(tmp_path / "run", step, process)
+            os.kill(chance.choice(children(process)), signal.SIGKILL)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert err.count("was ended by SIGKILL; starting again from the last checkpoint") == 4
+    assert same_bits(undisturbed, tmp_path / "run")
+    assert figures(undisturbed) == figures(tmp_path / "run")
+    lines = [(it / "metrics.jsonl").read_text() for it in (undisturbed, tmp_path / "run")]
+    losses = [[json.loads(line)["loss"] for line in text.splitlines()] for text in lines]
+    assert losses[0] == losses[1] and len(losses[0]) == 3
+
+
+def test_after_so_many_deaths_it_gives_up_and_says_who(tmp_path: Path) -> None:
+    words = ("digits", *SETTINGS, "--workers", "2", "--out", "run", "--restarts", "1")
+    with started(tmp_path, *words) as process:
+        for step in (3, 15):
+            wait_for(tmp_path / "run", step, process)
+            os.kill(children(process)[-1], signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+        left = children(process)
+    assert process.returncode == 1 and left == []
+    *_, reason, hint = err.splitlines()
+    assert reason.startswith("error: worker ") and reason.endswith("was ended by SIGKILL")
+    assert hint.endswith("go on with: dat train --resume run") and "Traceback" not in err
+    again = run([*DAT, "train", "--resume", "run", "--workers", "2", "--quiet"], tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_stopped_worker_is_found_by_the_timeout(undisturbed: Path, tmp_path: Path) -> None:
+    words = ("digits", *SETTINGS, "comm.timeout=5", "--workers", "3", "--out", "run")
+    with started(tmp_path, *words) as process:
+        wait_for(tmp_path / "run", 9, process)
+        os.kill(children(process)[1], signal.SIGSTOP)
+        start = time.monotonic()
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "starting again from the last checkpoint" in err
+    assert time.monotonic() - start < 60
+    assert same_bits(undisturbed, tmp_path / "run")
+
+
+@pytest.mark.parametrize("launcher", ["dat", "torchrun"])
+def test_sigterm_leaves_a_checkpoint_and_its_own_code(
+    undisturbed: Path, tmp_path: Path, launcher: str
+) -> None:
+    """To the launcher, as a scheduler does it; nothing since the signal is lost."""
+    settings = [it for it in SETTINGS if not it.startswith("train.save_every")]
+    words = ["train", "digits", *settings, "--out", "run", "--quiet"]
+    command = [*DAT, *words, "--workers", "3"] if launcher == "dat" else [*torchrun(3), *words]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(tmp_path / "run", 26, process)  # the end of the first epoch
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert "stopped after epoch 2, step " in err and "dat train --resume run" in err
+    assert process.returncode == (75 if launcher == "dat" else 1)
+    assert reached(tmp_path / "run") > 26
+    again = run([*DAT, "train", "--resume", "run", "--workers", "3", "--quiet"], tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert same_bits(undisturbed, tmp_path / "run")
+    done = run([*DAT, "train", "--resume", "run"], tmp_path)
+    assert done.returncode == 2 and "the run is complete" in done.stderr
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_resumed_on_other_numbers_of_workers(
+    undisturbed: Path, tmp_path: Path, workers: int
+) -> None:
+    """Same global batch, same order of the data: the same weights but for rounding, which training
+    amplifies. The losses go on as they were."""
+    with started(tmp_path, "digits", *SETTINGS, "--workers", "3", "--out", "run") as process:
+        wait_for(tmp_path / "run", 30, process)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    done = run([*DAT, "train", "--resume", "run", "--workers", str(workers)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"resumed on {workers} workers instead of 3: the global batch of 48" in done.stderr
+    texts = [(it / "metrics.jsonl").read_text() for it in (undisturbed, tmp_path / "run")]
+    before, after = ([json.loads(it)["loss"] for it in text.splitlines()] for text in texts)
+    assert after == pytest.approx(before, rel=1e-3)
+    assert distance(weights(undisturbed), weights(tmp_path / "run")) < 0.05
+
+
+def listening(pids: set[int]) -> set[str]:
+    """Addresses on which these processes listen, from the kernel's own tables."""
+    inodes = set()
+    for pid in pids:
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = os.readlink(file)
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                raw = bytes.fromhex(fields[1].split(":")[0])
+                words = [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]
+                found.add(socket.inet_ntop(family, b"".join(words)))
+    return found
+
+
+def test_a_local_run_listens_on_loopback_alone(tmp_path: Path) -> None:
+    with started(tmp_path, "digits", *SETTINGS, "--workers", "2", "--out", "run") as process:
+        wait_for(tmp_path / "run", 6, process)
+        seen = listening({process.pid, *children(process)})
+    assert seen == {"127.0.0.1"}  # gloo's own connections; no store
+
+
+def test_a_run_by_itself_does_not_listen_at_all(tmp_path: Path) -> None:
+    with started(tmp_path, "digits", *SETTINGS, "--out", "run") as process:
+        wait_for(tmp_path / "run", 6, process)
+        seen = listening({process.pid})
+    assert seen <= {"127.0.0.1"}
+
+
+DIVERGES = """\
+import os, torch
+from torch import nn
+
+class Net(nn.Module):
+    '''A machine with a broken memory: worker 1's weights change by themselves.'''
+    def __init__(self, classes):
+        super().__init__()
+        self.net = nn.Linear(64, classes)
+        self.passes = 0
+
+    def forward(self, x):
+        self.passes += self.training
+        if self.training and os.environ["RANK"] == "1" and self.passes == 40:
+            with torch.no_grad():
+                self.net.weight[0, 0] += 1e-3
+        return self.net(x.flatten(1))
+"""
+
+
+def test_replicas_that_differ_stop_the_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DIVERGES)
+    settings = [it for it in SETTINGS if not it.startswith("model.width")]
+    words = ("model.name=mine:Net", "--workers", "3", "--out", "run", "--restarts", "0")
+    done = run([*DAT, "train", "digits", *settings, *words], tmp_path)
+    assert done.returncode == 3
+    assert "the weights of worker 1 are not those of the others" in done.stderr
+    assert sys.platform == "linux"

@@ -1,0 +1,176 @@
+"""Random, nested, wrong documents and files: a clear error or an answer, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dat.build import read_result, read_run
+from dat.config import RunConfig, parse_edits
+from dat.data import load
+from dat.data.shards import read_manifest
+from dat.recipes import names, read
+from dat.train import read_weights
+from dat.train.checkpoint import Refused
+from dat.train.checkpoint import read as read_checkpoint
+
+GROUPS = tuple(RunConfig.read({}).dump())
+FIELDS = tuple(
+    {
+        key
+        for group in RunConfig.read({}).dump().values()
+        if isinstance(group, dict)
+        for key in group
+    }
+)
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=12),
+    st.sampled_from(
+        ["8/255", "1/0", "-1", "nan", "inf", "1e999", "../../x", "a:b", "$x", "!!python"]
+    ),
+)
+words = st.one_of(st.sampled_from(GROUPS), st.sampled_from(FIELDS), st.text(max_size=6))
+documents = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(words, inner, max_size=4)),
+    max_leaves=20,
+)
+configs = st.dictionaries(
+    st.one_of(st.sampled_from(GROUPS), words),
+    st.one_of(documents, st.dictionaries(st.sampled_from(FIELDS), scalars, max_size=4)),
+    max_size=5,
+)
+many = settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=1500,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+some = settings(many, max_examples=150)
+
+
+def asked(work: Any) -> tuple[str, Any]:
+    """What it gives, or the one line that says why not."""
+    try:
+        return "", work()
+    except (ValueError, OSError) as error:
+        said = str(error)
+    assert said and "\n" not in said
+    return said, None
+
+
+@many
+@given(document=configs)
+def test_any_document_is_a_config_or_a_clear_error(document: dict[str, Any]) -> None:
+    said, config = asked(lambda: RunConfig.read(document))
+    assert said or RunConfig.read(config.dump()) == config
+
+
+@some
+@given(edits=st.lists(st.text(max_size=20), max_size=3))
+def test_any_words_are_settings_or_a_clear_error(edits: list[str]) -> None:
+    asked(lambda: RunConfig.read(parse_edits(edits)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@some
+@given(document=documents)
+def test_any_yaml_is_a_recipe_or_a_clear_error(document: Any, folder: Path) -> None:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(document))
+    asked(lambda: read(str(path)))
+
+
+EVIL = (
+    "!!python/object/apply:os.mkdir [{boom}]",
+    "about: !!python/object/apply:os.mkdir [{boom}]",
+    "data: &a [*a]",
+    "a: &a [1,1]\nb: [*a,*a]",
+    "base: ../../../../etc/passwd",
+    "base: {boom}",
+    "model: {{name: 'os:mkdir'}}",
+    "\0",
+    "\ufeff- {{",
+    "{{" * 2000,
+)
+
+
+@pytest.mark.parametrize("text", EVIL)
+def test_no_yaml_is_executed(text: str, folder: Path) -> None:
+    boom = folder / "boom"
+    path = folder / "evil.yaml"
+    path.write_text(text.format(boom=boom) if "{boom}" in text or "{{" in text else text)
+    asked(lambda: read(str(path)))
+    assert not boom.exists()
+
+
+READERS: dict[str, Any] = {
+    "config.yaml": lambda path: read_run(path.parent),
+    "result.json": lambda path: read_result(path.parent),
+    "manifest.json": lambda path: read_manifest(path.parent),
+    "w.safetensors": read_weights,
+    "w.pt": read_weights,
+    "x.npz": lambda path: load(str(path)),
+    "x.parquet": lambda path: load(str(path)),
+}
+
+
+@some
+@given(which=st.sampled_from(sorted(READERS)), raw=st.binary(max_size=200), start=st.integers(0, 3))
+def test_any_bytes_are_refused(which: str, raw: bytes, start: int, folder: Path) -> None:
+    place = folder / "files"
+    place.mkdir(exist_ok=True)
+    beginnings = (b"", b"PK\x03\x04", b"{", b"\x80\x04")
+    (place / which).write_bytes(beginnings[start] + raw)
+    if which == "result.json":
+        values = RunConfig.read({}).dump()
+        (place / "config.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises((ValueError, OSError)) as error:
+        READERS[which](place / which)
+    assert "\n" not in str(error.value)
+
+
+@some
+@given(document=documents)
+def test_any_manifest_is_refused(document: Any, folder: Path) -> None:
+    place = folder / "00000001"
+    place.mkdir(exist_ok=True)
+    (place / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(Refused):
+        read_checkpoint(place)
+    with pytest.raises(ValueError, match="not the manifest of a part"):
+        read_manifest(place)
+
+
+def test_a_payload_as_weights_does_not_run(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "boom"),)
+
+    for name in ("w.pt", "w.pth", "w.bin", "w.ckpt"):
+        torch.save({"state_dict": Bomb()}, tmp_path / name)
+        with pytest.raises(ValueError, match=name):
+            read_weights(tmp_path / name)
+    assert not (tmp_path / "boom").exists()
+
+
+@pytest.mark.parametrize("recipe", names())
+def test_every_recipe_survives_its_own_dump(recipe: str) -> None:
+    config = read(recipe)
+    assert RunConfig.read(yaml.safe_load(yaml.safe_dump(config.dump()))) == config
