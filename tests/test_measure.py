@@ -112,20 +112,19 @@ def test_a_sweep_attacks_what_is_deployed(
     run: Path, digits: Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a run of Smooth-AT that is the smoothed classifier, not the network alone."""
-    from dat import measure
+    from dat.evaluation import sweep
     from dat.smoothing import Smoothed
 
     edits = {"objective": {"name": "smooth", "sigma": 0.3}, "evaluate": {"images": 4}}
     subject = Subject.of_run(run, edits=edits)
     save_weights(Subject("x", subject.config, None, True).make(digits), run / "best.safetensors")
     seen: list[nn.Module] = []
-    original = measure.sweep
 
     def watched(model: nn.Module, *arguments: object, **options: object) -> object:
         seen.append(model)
-        return original(model, *arguments, **options)  # type: ignore[arg-type]
+        return sweep(model, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(measure, "sweep", watched)
+    monkeypatch.setattr("dat.measure.sweep", watched)
     swept = sweep_all([subject], eps=(0.0,), steps=(), attack="pgd", at_steps=1, quiet=True)
     assert swept is not None and len(seen) == 1
     assert isinstance(seen[0], Smoothed) and seen[0].sigma == 0.3

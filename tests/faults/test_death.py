@@ -176,6 +176,50 @@ def test_resumed_on_other_numbers_of_workers(
     assert distance(weights(undisturbed), weights(tmp_path / "run")) < 0.05
 
 
+def test_a_lost_node_leaves_the_rest_to_go_on(undisturbed: Path, tmp_path: Path) -> None:
+    """Two nodes, each an agent of torchrun's with workers of its own; one is killed whole."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    agent = (
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--max-restarts", "5"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "lost"),
+        *("--local-addr", "127.0.0.1", "--monitor-interval", "0.2"),
+    )
+    patience = "last_call_timeout=4,keep_alive_interval=1,keep_alive_max_attempt=2"
+    words = ("-m", "dat", "train", "digits", *SETTINGS, "comm.timeout=10", "--out", "run")
+    nodes = []
+    try:
+        for count, host in (("2", 1), ("1", 0)):  # the store is the first node's
+            conf = ("--rdzv-conf", f"{patience},is_host={host}", "--nproc-per-node", count)
+            nodes.append(
+                subprocess.Popen(
+                    [*agent, *conf, *words],
+                    cwd=tmp_path,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
+            )
+            time.sleep(0.5)
+        wait_for(tmp_path / "run", 9, nodes[0])
+        environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+        assert environment["workers"] == 3
+        for pid in [*children(nodes[1]), nodes[1].pid]:
+            os.kill(pid, signal.SIGKILL)
+        _, err = nodes[0].communicate(timeout=150)
+    finally:
+        for node in nodes:
+            for pid in children(node):
+                os.kill(pid, signal.SIGKILL)
+            node.kill()
+            node.communicate()
+    assert nodes[0].returncode == 0, err
+    assert "resumed on 2 workers instead of 3: the global batch of 48" in err
+    assert distance(weights(undisturbed), weights(tmp_path / "run")) < 0.05
+
+
 def listening(pids: set[int]) -> set[str]:
     """Addresses on which these processes listen, from the kernel's own tables."""
     inodes = set()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 
-from dat.launch import is_worker
+from dat.launch import attempt, is_worker
 
 
 def starts_workers(arguments: argparse.Namespace) -> bool:
@@ -23,8 +24,21 @@ def starts_workers(arguments: argparse.Namespace) -> bool:
 
 def free_folder(name: str) -> Path:
     """runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is not there yet."""
-    path, number = Path("runs") / name, 1
+    path, before, number = Path("runs") / name, None, 1
     while path.exists():
-        number += 1
+        before, number = path, number + 1
         path = Path("runs") / f"{name}-{number}"
-    return path
+    return before if before and goes_on(before) else path
+
+
+def goes_on(run: Path) -> bool:
+    """These workers were started before, for this run: by our launcher, which counts, or by
+    torchrun, which also starts them again when nodes come and go and then only keeps its name."""
+    if attempt() > 0:
+        return True
+    launch = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    try:
+        environment = json.loads((run / "environment.json").read_text())
+        return bool(launch != "none" and environment["launch"] == launch)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dat.commands.arguments import Commands, quiet_argument, recipe_arguments, workers_argument
-from dat.commands.starting import free_folder, starts_workers
+from dat.commands.starting import free_folder, goes_on, starts_workers
 from dat.files import WEIGHTS
-from dat.launch import attempt, is_worker, launch
+from dat.launch import is_worker, launch
 
 if TYPE_CHECKING:
     from dat.config import RunConfig
@@ -200,7 +200,7 @@ def _fit(
     resolution: Callable[[], int | None] | None = None,
 ) -> int:
     """Train, on workers that are started if need be, and show the result."""
-    again = attempt() > 0
+    again = is_worker() and goes_on(out)
     if not is_worker() and not resume:
         from dat.train.folder import RunFolder
 

@@ -15,6 +15,7 @@ checkpoints/           what it takes to go on, removed when the run is complete
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import sys
@@ -140,6 +141,7 @@ def environment(workers: int) -> dict[str, Any]:
         "workers": workers,
         "threads": torch.get_num_threads(),
         "command": sys.argv[1:],
+        "launch": os.environ.get("TORCHELASTIC_RUN_ID"),
     }
 
 
