@@ -146,3 +146,34 @@ def test_labels_in_one_place_are_not_for_parts(capsys: Says, tmp_path: Path) -> 
     words = ("train", "digits", *TINY, name, "data.labels=100", "--out", str(tmp_path / "run"))
     code, _, err = call(capsys, *words)
     assert code == 2 and "data.labels: not for data in parts" in err
+
+
+def test_a_name_of_ours_is_not_a_folder(
+    capsys: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run called like its data, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(capsys, "train", "digits", *TINY, "--out", "digits", "--quiet")
+    assert code == 0, err
+    code, _, err = call(capsys, "evaluate", "digits", "--quiet", "--no-checks")
+    assert code == 0, err
+
+
+def test_a_model_is_measured_on_data_in_parts(capsys: Says, tmp_path: Path) -> None:
+    parts = str(tmp_path / "parts")
+    call(capsys, "data", "shard", "digits", "--parts", "2", "--out", parts)
+    words = ("--model", "cnn", "--data", parts, "--attacks", "clean", "model.width=2")
+    code, out, err = call(capsys, "evaluate", *words, "--out", "none", "--json", "--no-checks")
+    assert code == 0, err
+    assert json.loads(out)["images"] == 360
+
+
+def test_broken_pictures_can_be_left_out_of_parts(capsys: Says, tmp_path: Path) -> None:
+    root = made.folder(tmp_path / "set", sizes=((40, 30), (30, 40)))
+    file = root / "train" / "cow" / "1.jpg"
+    file.write_bytes(file.read_bytes()[:40])
+    words = ("data", "shard", str(root), "--parts", "2", "--size", "16", "--out")
+    code, _, err = call(capsys, *words, str(tmp_path / "a"))
+    assert code == 2 and "cow/1.jpg: cannot be read" in err and not (tmp_path / "a").exists()
+    code, out, err = call(capsys, *words, str(tmp_path / "b"), "--corrupt", "skip", "--json")
+    assert code == 0 and sum(part["images"] for part in json.loads(out)["parts"]) == 11, err

@@ -50,9 +50,10 @@ def described(name: str, reading: Reading | None = None, *, check: bool = False)
     """What a set holds; with `check` every picture is decoded and every checksum compared."""
     reading, path = reading or Reading(), Path(name)
     broken = _check(name, path, reading) if check else []
-    splits = load(name, replace(reading, corrupt="skip") if check else reading)
+    sharded = path.is_dir() and is_sharded(path)
+    splits = load(name, replace(reading, corrupt="skip") if broken and not sharded else reading)
     train, test = splits.training, splits.test
-    counts = _counts(name, path, train)
+    counts = _counts(train)
     channels, height, width = test.shape
     names = test.names or tuple(map(str, range(test.classes)))
     return {
@@ -82,11 +83,10 @@ def _stored(train: ImageData | Parts) -> str:
     return f"{kind}, {str(images.dtype).removeprefix('torch.')}"
 
 
-def _counts(name: str, path: Path, train: ImageData | Parts) -> list[int]:
+def _counts(train: ImageData | Parts) -> list[int]:
     if isinstance(train, ImageData):
         return train.counts().tolist()
-    here = [read_manifest(it.parent)["counts"] for it in path.glob(f"part-*/{MANIFEST}")]
-    return [sum(column) for column in zip(*here, strict=True)]
+    return list(train.totals)
 
 
 def _check(name: str, path: Path, reading: Reading) -> list[str]:
@@ -126,8 +126,8 @@ def contact_sheet(name: str, file: Path, reading: Reading | None = None) -> None
 def divided(
     name: str, out: Path, reading: Reading, *, parts: int, by: str, alpha: float, seed: int
 ) -> dict[str, Any]:
-    """Divide a set; what each part got."""
-    splits = load(name, reading)
+    """Divide a set; what each part got. Pictures stay the files that they are."""
+    splits = load(name, replace(reading, memory=0))
     origin = Origin(name, splits.train, splits.test, splits.mean, splits.std)
     folders = write_shards(origin, out, parts=parts, by=by, alpha=alpha, seed=seed)
     manifests = [read_manifest(folder) for folder in folders]

@@ -72,9 +72,9 @@ class Subject:
             model = make_model(self.config, data)
         else:
             width = self.config.model.width
-            train = data.train
+            images = data.test
             model = build_model(
-                self.config.model.name, train.classes, channels=train.channels, width=width
+                self.config.model.name, images.classes, channels=images.channels, width=width
             )
         if self.weights is not None:
             load_weights(model, self.weights)

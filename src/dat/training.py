@@ -8,13 +8,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from dat.attacks import FGSM, NFGSM, PGD, YOPO, Free, NoAttack
 from dat.build import accuracy_of, figures, make_trainer, make_world
 from dat.comm import Auto, World, choose, protocol_name, quantizer_name
 from dat.config import DataConfig, RunConfig
-from dat.data import ImageData, Splits, load
+from dat.data import ImageData, Parts, Splits, is_known, load
 from dat.finetune import settle
 from dat.objectives import (
     MART,
@@ -48,7 +50,7 @@ def train(
     if there is one.
     """
     with make_world(asked) as world:
-        config, trainer, data = world.together(lambda: _prepare(asked, world, resolution))
+        config, trainer, facts = world.together(lambda: _prepare(asked, world, resolution))
         found = world.together(lambda: _last(out, world)) if resume else None
         folder = world.together(lambda: _folder(out, world, overwrite, found))
         trainer.stopping = asked_to_stop()
@@ -59,13 +61,13 @@ def train(
             tell=_tell if world.first else _ignore,
         )
         if world.first and not quiet:
-            for line in data_lines(config.data.name, data, trainer):
+            for line in facts.lines:
                 print(line, file=sys.stderr)
         settle_protocol(trainer, quiet=quiet)
         if folder:
             resolved = replace(
                 config,
-                data=_resolved(config, trainer),
+                data=_resolved(config, trainer, on_disk=facts.in_parts),
                 quantizer=trainer.quantizer,
                 protocol=trainer.protocol,
             )
@@ -75,7 +77,7 @@ def train(
             for change in found.changes(trainer) if found else ():
                 _tell(change)
         records = trainer.fit(found)
-        result = _result(config, recipe, trainer, records, data.test)
+        result = _result(config, recipe, trainer, records, facts.test)
         if folder:
             folder.finish(result)
         return result if world.first else None
@@ -158,12 +160,23 @@ def asked_to_stop() -> Callable[[], bool]:
 
 def _prepare(
     config: RunConfig, world: World, resolution: Callable[[], int | None] | None = None
-) -> tuple[RunConfig, Trainer, Splits]:
+) -> tuple[RunConfig, Trainer, Facts]:
     """The config with what pre-trained weights decide; the trainer, which keeps its own part of the
-    training set; the data."""
+    training set; what else is needed of the data."""
     data = load(config.data.name, config.data.reading())
     config = settle(config, data, resolution)
-    return config, make_trainer(config, data, world), data
+    trainer = make_trainer(config, data, world)
+    lines = data_lines(config.data.name, data, trainer)
+    return config, trainer, Facts(data.test, lines, isinstance(data.training, Parts))
+
+
+class Facts(NamedTuple):
+    """Of the data, what is needed after the workers have taken their parts of it."""
+
+    test: ImageData
+    lines: list[str]
+    """What a person wants to know before training."""
+    in_parts: bool
 
 
 def data_lines(name: str, data: Splits, trainer: Trainer) -> list[str]:
@@ -173,14 +186,15 @@ def data_lines(name: str, data: Splits, trainer: Trainer) -> list[str]:
         f"{name}: {len(train):,} training and {len(data.test):,} test images of "
         f"{channels} x {height} x {width}, {data.test.classes} classes"
     ]
-    if isinstance(train, ImageData):
-        counts = train.counts()
+    counts = train.counts() if isinstance(train, ImageData) else torch.tensor(train.totals)
+    if len(counts):
         low, high = int(counts.min()), int(counts.max())
         lines[0] += f" with {low:,} to {high:,} each" if low < high else f" with {low:,} each"
         if low == 0:
             empty = (counts == 0).nonzero().squeeze(1).tolist()
             names = [train.names[it] if train.names else str(it) for it in empty]
             lines.append(f"warning: no training image of class {', '.join(names)}")
+    if isinstance(train, ImageData):
         return lines
     plan = trainer.supply.sources[0].plan
     rounds = [plan.steps * plan.batch / len(plan.sizes) / size for size in plan.sizes]
@@ -191,7 +205,7 @@ def data_lines(name: str, data: Splits, trainer: Trainer) -> list[str]:
     return lines
 
 
-def _resolved(config: RunConfig, trainer: Trainer) -> DataConfig:
+def _resolved(config: RunConfig, trainer: Trainer, *, on_disk: bool) -> DataConfig:
     """What a default or the current folder decided, written down, so the run can be repeated."""
     data = config.data
     return replace(
@@ -199,14 +213,17 @@ def _resolved(config: RunConfig, trainer: Trainer) -> DataConfig:
         name=_anchored(data.name),
         unlabelled=data.unlabelled and _anchored(data.unlabelled),
         pseudo_labels=data.pseudo_labels and _anchored(data.pseudo_labels),
-        parts=len(trainer.supply.sources[0].plan.sizes),
+        parts=trainer.parts if on_disk else len(trainer.supply.sources[0].plan.sizes),
     )
 
 
 def _anchored(name: str) -> str:
     """A path of a file or folder as seen from anywhere; other names as they are."""
     path = Path(name)
-    return str(path.resolve()) if path.suffix in (".npz", ".npy") or path.is_dir() else name
+    if is_known(name) or name == "rest":
+        return name
+    files = (".npz", ".npy", ".parquet")
+    return str(path.resolve()) if path.suffix in files or path.is_dir() else name
 
 
 def _left_out(trainer: Trainer) -> list[str]:

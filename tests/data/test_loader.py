@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -22,8 +25,8 @@ def pictures(root: Path) -> ImageData:
     return train
 
 
-def drawing(data: ImageData, loaders: int) -> Supply:
-    dealing = Dealing(batch=6, workers=1, place=0, seed=5, loaders=loaders, random_crops=True)
+def drawing(data: ImageData, loaders: int, *, crops: bool = True) -> Supply:
+    dealing = Dealing(batch=6, workers=1, place=0, seed=5, loaders=loaders, random_crops=crops)
     return supply(data, None, Mix(), dealing)
 
 
@@ -85,7 +88,7 @@ def test_no_process_stays(tmp_path: Path) -> None:
 
 def test_images_in_memory_need_no_processes() -> None:
     data = ImageData.of(torch.rand(30, 1, 4, 4), torch.arange(30) % 3)
-    drawn = drawing(data, 4)
+    drawn = drawing(data, 4, crops=False)
     drawn.draw(0, 0, CPU)
     assert drawn._loader[0].processes == 0
 
@@ -93,3 +96,60 @@ def test_images_in_memory_need_no_processes() -> None:
 def test_without_processes_it_is_the_function_itself() -> None:
     loader = Loader(lambda number: number * number)
     assert [loader(number) for number in (3, 3, 9, 0)] == [9, 9, 81, 0]
+
+
+def test_loaders_draw_nothing_from_torchs_generator(tmp_path: Path) -> None:
+    """Else a network with dropout would be trained otherwise by another number of loaders."""
+    data, states = pictures(tmp_path), []
+    for loaders in (0, 1):
+        torch.manual_seed(3)
+        drawn = drawing(data, loaders)
+        drawn.draw(0, 0, CPU)
+        drawn.close()
+        states.append(torch.rand(3))
+    assert torch.equal(*states)
+
+
+ORPHANS = """\
+import os, signal, sys, time
+from pathlib import Path
+import torch
+sys.path.insert(0, sys.argv[2])
+from tests.data.test_loader import drawing, load, Reading
+
+if __name__ == "__main__":
+    data = load(sys.argv[1], Reading(size=16, memory=0)).train
+    drawn = drawing(data, 2)
+    drawn.draw(0, 0, torch.device("cpu"))
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_worker_leaves_no_loader_behind(tmp_path: Path) -> None:
+    made.folder(tmp_path / "set", each=8, sizes=((40, 30), (30, 40)))
+    (tmp_path / "orphans.py").write_text(ORPHANS)
+    root = Path(__file__).parents[2]
+    words = [sys.executable, str(tmp_path / "orphans.py"), str(tmp_path / "set"), str(root)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    assert len(session(process.pid)) >= 3
+    process.kill()
+    process.communicate()
+    end = time.monotonic() + 30
+    while session(process.pid):
+        assert time.monotonic() < end, "loaders are left behind"
+        time.sleep(0.1)
+
+
+def session(number: int) -> list[int]:
+    """The processes of a session."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[3]) == number and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found

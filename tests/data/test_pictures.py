@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from tests.data import pictures as made
 
@@ -187,15 +189,52 @@ def test_a_folder_that_may_not_be_read_is_said(
         splits(tmp_path)
 
 
-def test_a_picture_that_is_too_large_is_taken_for_a_bomb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dat.data import pictures
-
-    made.folder(tmp_path, each=1)
-    monkeypatch.setattr(pictures, "PIXELS", 100)
-    with pytest.raises(ValueError, match="none of the pictures can be read"):
+def test_a_picture_that_is_too_large_is_taken_for_a_bomb(tmp_path: Path) -> None:
+    """A real one: a few kilobytes that would become 250 megapixels; Pillow's own limit is 179."""
+    made.folder(tmp_path, each=2)
+    bomb = io.BytesIO()
+    Image.new("1", (25_000, 10_000)).save(bomb, "PNG")
+    (tmp_path / "train" / "ant" / "0.jpg").write_bytes(bomb.getvalue())
+    with pytest.raises(ValueError, match=r"ant/0\.jpg: cannot be read \(Image size"):
         splits(tmp_path)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    width=st.integers(1, 900),
+    height=st.integers(1, 900),
+    size=st.integers(1, 64),
+    resize=st.one_of(st.none(), st.integers(1, 80)),
+)
+def test_the_middle_lies_inside(width: int, height: int, size: int, resize: int | None) -> None:
+    from dat.data.pictures import _middle
+
+    view = Pictures(Files(Path(), ["x"]), (size, size), resize)
+    left, up, right, down = _middle(width, height, view)
+    assert 0 <= left < right <= width and 0 <= up < down <= height
+
+
+def test_any_size_is_scaled(tmp_path: Path) -> None:
+    """Sizes whose middle rounds to just outside, which Pillow refuses."""
+    sizes = [(52, 49), (49, 52), (97, 31), (1, 1), (3, 200)]
+    for number, (height, width) in enumerate(sizes):
+        made.write(tmp_path / f"{number}.png", number, height, width)
+    files = Files(tmp_path, [f"{number}.png" for number in range(len(sizes))])
+    assert Pictures(files, (32, 32))[torch.arange(len(sizes))].shape == (5, 3, 32, 32)
+
+
+def test_sixteen_bits_are_refused(tmp_path: Path) -> None:
+    made.folder(tmp_path, each=2)
+    deep = Image.fromarray(np.full((24, 24), 40_000, np.uint16))
+    deep.save(tmp_path / "train" / "bee" / "1.png")
+    with pytest.raises(ValueError, match=r"bee/1\.png: cannot be read \(16 bits a pixel"):
+        splits(tmp_path)
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    made.folder(tmp_path, splits=("",), classes=("bus", "car", "train"), each=5)
+    train, test = splits(tmp_path)
+    assert train.names == ("bus", "car", "train") and (len(train), len(test)) == (12, 3)
 
 
 def test_what_a_file_is_called_does_not_decide_what_it_is(tmp_path: Path) -> None:

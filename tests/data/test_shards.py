@@ -107,7 +107,7 @@ def test_the_parts_of_others_need_not_be_here(tmp_path: Path) -> None:
     splits = load(str(tmp_path / "out"))
     assert isinstance(splits.training, Parts) and splits.training.sizes == (20, 20, 20)
     assert len(splits.training.open(1)) == 20
-    with pytest.raises(ValueError, match="part 1 of 3 is not here, and this worker draws from it"):
+    with pytest.raises(ValueError, match="part 1 of 3 is not here"):
         splits.training.open(0)
     with pytest.raises(ValueError, match="is a part itself; give the folder that it is in"):
         load(str(tmp_path / "out" / "part-2-of-3"))
@@ -131,7 +131,7 @@ def test_damage_is_seen(tmp_path: Path) -> None:
         parts.open(0)
     (folder / MANIFEST).write_text("{}")
     with pytest.raises(ValueError, match=r"manifest\.json: not the manifest of a part"):
-        load(str(tmp_path / "out"))
+        read_manifest(folder)
 
 
 def test_parts_of_different_sets_are_not_mixed(tmp_path: Path) -> None:
@@ -141,6 +141,95 @@ def test_parts_of_different_sets_are_not_mixed(tmp_path: Path) -> None:
     second[1].rename(first[1])
     with pytest.raises(ValueError, match="belongs to another set than the parts beside it"):
         load(str(tmp_path / "a"))
+
+
+def test_a_lying_manifest_is_refused(tmp_path: Path) -> None:
+    first, second = write_shards(origin(), tmp_path / "out", parts=2)
+    true = json.loads((first / MANIFEST).read_text())
+    lies = [
+        *({key: None} for key in true if key not in ("by", "seed", "source", "part")),
+        *({"digests": {}}, {"digests": ["x"]}, {"part": 7}, {"sizes": [-1]}, {"shape": [3, 5]}),
+        *({"classes": True}, {"mean": ["0"]}, {"dtype": "object"}, {"names": [1]}),
+    ]
+    for lie in lies:
+        (first / MANIFEST).write_text(json.dumps(true | lie))
+        with pytest.raises(ValueError, match="not the manifest of a part"):
+            read_manifest(first)
+    for key in true:
+        (first / MANIFEST).write_text(json.dumps({k: v for k, v in true.items() if k != key}))
+        with pytest.raises(ValueError, match="not the manifest of a part"):
+            read_manifest(first)
+    parts = load(str(tmp_path / "out")).training  # the other part still serves
+    assert isinstance(parts, Parts) and len(parts.open(1)) == 30
+    with pytest.raises(ValueError, match="part 1 of 2 is not here, or cannot be read"):
+        parts.open(0)
+    (second / MANIFEST).write_text("{}")
+    with pytest.raises(ValueError, match="none of its parts has a manifest that can be read"):
+        load(str(tmp_path / "out"))
+
+
+def test_parts_of_another_seed_and_a_foreign_test_set_are_noticed(tmp_path: Path) -> None:
+    import shutil
+
+    write_shards(origin(), tmp_path / "a", parts=2)
+    write_shards(origin(), tmp_path / "b", parts=2, seed=1)
+    shutil.copytree(tmp_path / "a", tmp_path / "c")
+    for name, other in (("part-2-of-2", "a"), ("test", "c")):
+        shutil.rmtree(tmp_path / other / name)
+        shutil.copytree(tmp_path / "b" / name, tmp_path / other / name)
+        with pytest.raises(ValueError, match=f"{name} belongs to another set"):
+            load(str(tmp_path / other))
+
+
+def test_what_was_settled_by_dividing_is_not_changed(tmp_path: Path) -> None:
+    write_shards(origin(), tmp_path / "out", parts=2)
+    for reading, message in (
+        (Reading(corrupt="skip"), "the sizes of parts are fixed"),
+        (Reading(size=9), "the parts were made for 5 x 5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load(str(tmp_path / "out"), reading)
+    load(str(tmp_path / "out"), Reading(size=5))
+
+
+def test_unlabelled_images_beside_parts_are_of_one_kind(tmp_path: Path) -> None:
+    from dat.data import load_unlabelled
+
+    write_shards(origin(), tmp_path / "out", parts=2)
+    np.save(tmp_path / "u.npy", np.random.default_rng(0).random((7, 3, 5, 5), np.float32))
+    parts = load(str(tmp_path / "out")).training
+    found = load_unlabelled(str(tmp_path / "u.npy"), parts)
+    assert found.images.dtype == torch.uint8
+
+
+def test_linked_pictures_are_followed(tmp_path: Path) -> None:
+    made.folder(tmp_path / "real")
+    for file in sorted((tmp_path / "real").rglob("*.jpg")):
+        link = tmp_path / "set" / file.relative_to(tmp_path / "real")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file)
+    splits = load(str(tmp_path / "set"), Reading(memory=0))
+    whole = Origin("set", splits.train, splits.test, splits.mean, splits.std)
+    folders = write_shards(whole, tmp_path / "out", parts=2)
+    kept = [file for folder in folders for file in folder.rglob("*.jpeg")]
+    assert len(kept) == 12 and all(file.is_file() and not file.is_symlink() for file in kept)
+
+
+def test_pictures_of_a_part_are_verified(tmp_path: Path) -> None:
+    from dat.data.shards import check_arrays
+
+    made.folder(tmp_path / "set")
+    splits = load(str(tmp_path / "set"), Reading(memory=0))
+    whole = Origin("set", splits.train, splits.test, splits.mean, splits.std)
+    folder, _ = write_shards(whole, tmp_path / "out", parts=2)
+    manifest = read_manifest(folder)
+    check_arrays(folder, manifest, always=True)
+    one = next(iter(sorted(folder.rglob("*.jpeg"))))
+    raw = one.read_bytes()
+    one.unlink()
+    one.write_bytes(raw[:-9])
+    with pytest.raises(ValueError, match="pictures: is not what was written"):
+        check_arrays(folder, manifest, always=True)
 
 
 def test_pictures_stay_files(tmp_path: Path) -> None:

@@ -80,6 +80,9 @@ def _shard_arguments(shard: argparse.ArgumentParser) -> None:
     shard.add_argument(
         "--alpha", type=float, default=0.3, help="dirichlet: smaller is more uneven (0.3)"
     )
+    shard.add_argument(
+        "--corrupt", default="stop", choices=("stop", "skip"), help="broken pictures (stop)"
+    )
     shard.add_argument("--seed", type=int, default=0, help="(0)")
     shard.add_argument("--size", type=positive, help="pixels a side, for pictures that differ")
 
@@ -138,7 +141,7 @@ def _shard(arguments: argparse.Namespace, words: list[str]) -> int:
     found = divided(
         arguments.name,
         arguments.out,
-        Reading(size=arguments.size),
+        Reading(size=arguments.size, corrupt=arguments.corrupt),
         parts=arguments.parts,
         by=arguments.by,
         alpha=arguments.alpha,

@@ -6,7 +6,7 @@ from dat.data.images import UNLABELLED, ImageData, as_floats
 from dat.data.local import WEIGH_BY, Parts, Rounds
 from dat.data.parts import Plan, Split, default_parts, split_holdout, split_labels
 from dat.data.pseudo import PseudoLabels
-from dat.data.sources import SOURCES, Splits, load
+from dat.data.sources import SOURCES, Splits, is_known, load
 from dat.data.stored import Stored, chunks
 from dat.data.supply import Dealing, Mix, Source, Supply, supply
 from dat.data.unlabelled import load_unlabelled
@@ -34,6 +34,7 @@ __all__ = [
     "augment",
     "chunks",
     "default_parts",
+    "is_known",
     "load",
     "load_unlabelled",
     "split_holdout",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
 import zipfile
 from pathlib import Path
@@ -122,6 +123,11 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str, memory: float) -> M
         start = info.header_offset + LOCAL_HEADER + name_length + extra_length
         if plain := _mapped(path, start):
             return plain
+    if info.file_size > memory * 2**30 and info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(
+            f"{name} is compressed and {info.file_size / 2**30:.1f} GiB large; save it with "
+            "numpy.savez, uncompressed, or raise data.memory"
+        )
     with archive.open(info) as member:
         array: Array = np.load(io.BytesIO(member.read()), allow_pickle=False)
         return array
@@ -138,7 +144,7 @@ def _mapped(path: Path, start: int) -> Mapped | None:
         return None
     if len(shape) not in (3, 4) or 0 in shape:
         return None
-    needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    needed = math.prod(shape) * dtype.itemsize
     if room < needed:
         raise ValueError(f"cut short: {room} bytes where {needed} are needed")
     return Mapped(path, offset, dtype.name, tuple(shape))

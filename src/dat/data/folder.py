@@ -21,6 +21,7 @@ from torch import Tensor
 from dat.data.images import ImageData
 from dat.data.pictures import PICTURES, Encoded, Files, OddSize, Pictures, picture_size, threads
 from dat.data.place import cache_folder
+from dat.data.stored import CHUNK
 from dat.files import write_whole
 from dat.rng import generator
 
@@ -60,14 +61,20 @@ class Listing:
 
 
 def is_picture_folder(path: Path) -> bool:
-    """Folders within it, or `train`, that hold pictures."""
-    roots = [path / "train"] if (path / "train").is_dir() else [path]
-    return any(_pictures(sub) for root in roots for sub in _folders(root))
+    """Folders within it, or within its `train`, hold pictures."""
+    root = path / "train" if _is_split(path) else path
+    return any(_pictures(sub) for sub in _folders(root))
+
+
+def _is_split(path: Path) -> bool:
+    """`train` may be a class among others, of things on rails."""
+    inside = {folder.name for folder in _folders(path)}
+    return "train" in inside and (bool(inside & set(TESTS)) or len(inside) == 1)
 
 
 def list_folder(path: Path, test_share: float) -> tuple[Listing, Listing]:
     """Training and test pictures."""
-    if not (path / "train").is_dir():
+    if not _is_split(path):
         return split_listing(list_classes(path), test_share)
     tests = [path / name for name in TESTS if (path / name).is_dir()]
     if not tests:
@@ -205,7 +212,7 @@ def _fine(pictures: Pictures) -> Tensor:
     cache = cache_folder() / "checked"
     cache.mkdir(parents=True, exist_ok=True)
     known = cache / f"{_state(pictures)}.json"
-    with (cache / "lock").open("w") as lock:
+    with known.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not known.exists():
             broken = find_broken(pictures)
@@ -213,6 +220,8 @@ def _fine(pictures: Pictures) -> Tensor:
                 print(f"left out: {reason}", file=sys.stderr)
             write_whole(known, json.dumps(sorted(broken)).encode())
         rows = set(json.loads(known.read_text()))
+    if rows:
+        print(f"{len(rows)} of {len(pictures)} pictures are left out", file=sys.stderr)
     return torch.tensor([row for row in range(len(pictures)) if row not in rows], dtype=torch.int64)
 
 
@@ -228,8 +237,11 @@ def find_broken(pictures: Pictures) -> dict[int, str]:
             return row, str(error).split("; remove it")[0]
         return None
 
+    broken: dict[int, str] = {}
     with ThreadPoolExecutor(threads(64)) as pool:
-        return dict(found for found in pool.map(look, range(len(pictures))) if found)
+        for rows in torch.arange(len(pictures)).split(CHUNK):
+            broken |= dict(found for found in pool.map(look, rows.tolist()) if found)
+    return broken
 
 
 def _state(pictures: Pictures) -> str:
@@ -239,6 +251,6 @@ def _state(pictures: Pictures) -> str:
         status = path.stat()
         digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
     for row in range(len(pictures)):
-        digest.update(f"{pictures.name(row)}\n".encode())
+        digest.update(f"{pictures.encoded.name(row)}\n".encode())
     digest.update(str(pictures.shape).encode())
     return digest.hexdigest()

@@ -11,6 +11,8 @@ from torch import Tensor
 from dat.data.stored import Images, Stored, chunks, join, read, take
 
 TOLERANCE = 1e-6
+MOST = 1_000_000
+"""Classes."""
 UNLABELLED = -1
 """The label of an image that has none."""
 
@@ -53,6 +55,8 @@ class ImageData:
         labels = labels.to(torch.int64)
         if classes is None:
             classes = max(int(labels.max()) + 1, len(names), 1)
+        if classes > MOST:
+            raise ValueError(f"labels up to {classes - 1}: must be below {MOST}, counted from 0")
         wrong = ((labels < 0) | (labels >= classes)).nonzero()
         if len(wrong):
             row = int(wrong[0])

@@ -7,6 +7,8 @@ are, nor where one begins: after a resume, at batch 0, or anywhere else.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -40,6 +42,7 @@ class Loader(Generic[T]):
             self._coming = self._start(number)
         batch = next(self._coming)
         if isinstance(batch, _Failed):
+            self.close()
             raise ValueError(batch.message)
         return batch
 
@@ -61,8 +64,23 @@ class Loader(Generic[T]):
                     prefetch_factor=AHEAD,
                     multiprocessing_context=context,
                     pin_memory=torch.cuda.is_available(),
+                    worker_init_fn=_end_with_the_parent,
+                    generator=torch.Generator(),  # else it would draw from torch's global one
                 )
             )
+
+
+def _end_with_the_parent(number: int) -> None:
+    """The fork server is this process's parent to the system, and does not end when the worker is
+    killed; so the worker itself is watched."""
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class _Failed:

@@ -81,6 +81,10 @@ class Parts:
     shape: tuple[int, int, int]
     names: tuple[str, ...] = ()
     weigh_by: str = "parts"
+    dtype: torch.dtype = torch.uint8
+    """Of the images: bytes or floats."""
+    totals: tuple[int, ...] = ()
+    """Images of each class in all parts, if that is known."""
 
     def __post_init__(self) -> None:
         if self.weigh_by not in WEIGH_BY:
@@ -93,7 +97,12 @@ class Parts:
         if any((it.classes, it.shape) != (first.classes, first.shape) for it in sets):
             raise ValueError("parts must agree in their classes and in the shape of their images")
         sizes = tuple(map(len, sets))
-        return cls(sizes, sets.__getitem__, first.classes, first.shape, first.names, weigh_by)
+        if any(it.images.dtype != first.images.dtype for it in sets):
+            raise ValueError("parts must agree in the type of their images, bytes or floats")
+        return cls(
+            *(sizes, sets.__getitem__, first.classes, first.shape, first.names, weigh_by),
+            dtype=first.images.dtype,
+        )
 
     def __len__(self) -> int:
         return sum(self.sizes)

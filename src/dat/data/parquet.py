@@ -65,7 +65,8 @@ def list_parquet(path: Path, test_share: float) -> tuple[Listing, Listing]:
         return split_listing(_listing([path]), test_share)
     files = sorted(path.rglob("*.parquet"))
     train = [file for file in files if file.name.startswith("train")]
-    tests = [file for file in files if file.name.startswith(TESTS)]
+    kinds = ([file for file in files if file.name.startswith(name)] for name in TESTS)
+    tests = next((found for found in kinds if found), [])
     if not train or not tests:
         names = ", ".join(f"{name}*.parquet" for name in ("train", *TESTS))
         raise ValueError(f"Parquet files must be named {names}; here are {files[0].name}, ...")

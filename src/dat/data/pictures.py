@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import operator
 import os
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -84,21 +83,16 @@ class Pictures(Stored):
     channels: int = 3
     exact: bool = False
     """No scaling: a picture of another size is an error."""
-    rows: Tensor | None = None
 
     dtype = torch.uint8
     slow = True
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
-        count = len(self.encoded) if self.rows is None else len(self.rows)
-        return torch.Size((count, self.channels, *self.size))
+        return torch.Size((len(self.encoded), self.channels, *self.size))
 
     def take(self, rows: Tensor) -> Pictures:
-        return replace(self, rows=rows if self.rows is None else self.rows[rows])
-
-    def name(self, row: int) -> str:
-        return self.encoded.name(row if self.rows is None else int(self.rows[row]))
+        return replace(self, encoded=self.encoded.take(rows.tolist()))
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """By several threads: Pillow leaves the interpreter to others while it decodes."""
@@ -117,14 +111,13 @@ class Pictures(Stored):
 
     def decode(self, row: int, luck: np.ndarray[Any, Any] | None = None) -> Tensor:
         """One picture; what cannot be read is named."""
-        number = row if self.rows is None else int(self.rows[row])
         try:
-            pixels = self._pixels(self.encoded.read(number), luck)
+            pixels = self._pixels(self.encoded.read(row), luck)
         except OddSize as error:
-            raise OddSize(f"{self.encoded.name(number)}: {error}") from None
+            raise OddSize(f"{self.encoded.name(row)}: {error}") from None
         except (OSError, ValueError, SyntaxError, EOFError, MemoryError) as error:
             raise ValueError(
-                f"{self.encoded.name(number)}: cannot be read ({_reason(error)}); remove it, or "
+                f"{self.encoded.name(row)}: cannot be read ({_reason(error)}); remove it, or "
                 "set data.corrupt=skip"
             ) from None
         if self.channels == 1:
@@ -162,11 +155,14 @@ def _opened(raw: bytes) -> Any:
     """A picture whose header could be read, and that is not beyond measure."""
     from PIL import Image
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of bombs and of odd metadata: what counts is below
+    try:
         picture = Image.open(io.BytesIO(raw), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise ValueError(str(error)) from None
     if picture.width * picture.height > PIXELS:
         raise ValueError(f"{picture.width} x {picture.height} pixels are too many")
+    if picture.mode.startswith("I"):
+        raise ValueError("16 bits a pixel; save it with 8")
     return picture
 
 
@@ -179,7 +175,7 @@ def suffix_of(raw: bytes) -> str:
 def picture_size(raw: bytes) -> tuple[int, int, int]:
     """Channels, height and width, from the header."""
     with _opened(raw) as picture:
-        grey = picture.mode in ("1", "L", "LA", "I", "I;16")
+        grey = picture.mode in ("1", "L", "LA")
         return (1 if grey else 3), picture.height, picture.width
 
 
@@ -198,8 +194,8 @@ def _middle(width: int, height: int, view: Pictures) -> Box:
     else:
         scale = max(wanted_width / width, wanted_height / height)
     across, down = wanted_width / scale, wanted_height / scale
-    left, top = (width - across) / 2, (height - down) / 2
-    return left, top, left + across, top + down
+    left, top = max((width - across) / 2, 0.0), max((height - down) / 2, 0.0)
+    return left, top, min(left + across, width), min(top + down, height)
 
 
 def _anywhere(luck: np.ndarray[Any, Any]) -> Callable[[int, int, Pictures], Box]:

@@ -11,10 +11,12 @@ and nothing of another's.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +36,12 @@ from dat.rng import derive, generator
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+KINDS = {torch.uint8: "uint8", torch.float32: "float32"}
+COMMON = (
+    *("format", "source", "by", "seed", "sizes", "classes", "names", "shape", "dtype", "totals"),
+    *("mean", "std"),
+)
+"""What the manifests of a set's parts, and of its test set, must agree in."""
 WAYS = ("random", "class", "dirichlet")
 VERIFIED = 2**30
 """Bytes of images up to which the checksum is verified whenever a part is opened."""
@@ -103,6 +111,8 @@ class Origin:
             "classes": self.train.classes,
             "names": list(self.train.names),
             "shape": list(self.train.shape),
+            "dtype": KINDS[self.train.images.dtype],
+            "totals": self.train.counts().tolist(),
             "mean": list(self.mean),
             "std": list(self.std),
         }
@@ -143,34 +153,52 @@ def _write(folder: Path, data: ImageData, common: dict[str, Any]) -> None:
 
 
 def _write_arrays(folder: Path, data: ImageData) -> dict[str, str]:
-    kind = "uint8" if data.images.dtype == torch.uint8 else "float32"
-    file = folder / "images.npy"
-    array = np.lib.format.open_memmap(file, "w+", kind, tuple(data.images.shape))
-    first = 0
-    for chunk in chunks(data.images):
-        array[first : first + len(chunk)] = chunk.numpy()
-        first += len(chunk)
-    array.flush()
-    np.save(folder / "labels.npy", data.labels.numpy())
+    shape = tuple(data.images.shape)
+    header: dict[str, Any] = {"descr": "|u1" if data.images.dtype == torch.uint8 else "<f4"}
+    with (folder / "images.npy").open("wb") as file:  # a full disk is an error here, not a signal
+        np.lib.format.write_array_header_1_0(
+            file, header | {"fortran_order": False, "shape": shape}
+        )
+        for chunk in chunks(data.images):
+            file.write(chunk.contiguous().numpy().data)
+    with (folder / "labels.npy").open("wb") as file:
+        file.write(_npy(data.labels.numpy()))
     return {name: file_digest(folder / name) for name in ("images.npy", "labels.npy")}
+
+
+def _npy(array: np.ndarray[Any, Any]) -> bytes:
+    raw = io.BytesIO()
+    np.save(raw, array)
+    return raw.getvalue()
 
 
 def _write_pictures(folder: Path, data: ImageData) -> dict[str, str]:
     """The files as they are; on one file system they are linked, which costs nothing."""
     assert isinstance(data.images, Pictures)
-    digest = hashlib.blake2b(digest_size=16)
+    encoded = data.images.encoded
     for row, label in enumerate(data.labels.tolist()):
-        number = row if data.images.rows is None else int(data.images.rows[row])
-        raw = data.images.encoded.read(number)
+        try:
+            raw = encoded.read(row)
+            suffix = suffix_of(raw)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise ValueError(f"{encoded.name(row)}: cannot be read ({error})") from None
         # by the class's number: its name may be anything, even a path
-        target = folder / "pictures" / _class(label) / f"{row:08d}{suffix_of(raw)}"
+        target = folder / "pictures" / _class(label) / f"{row:08d}{suffix}"
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(data.images.encoded.name(number), target)
+            os.link(os.path.realpath(encoded.name(row)), target)
         except OSError:
             target.write_bytes(raw)
-        digest.update(f"{label} {target.name} {len(raw)}\n".encode() + raw)
-    return {"pictures": digest.hexdigest()}
+    return {"pictures": _pictures_digest(folder / "pictures")}
+
+
+def _pictures_digest(root: Path) -> str:
+    """Of all pictures, in the order of their names."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(root.glob("*/*")):
+        raw = path.read_bytes()
+        digest.update(f"{path.parent.name}/{path.name} {len(raw)}\n".encode() + raw)
+    return digest.hexdigest()
 
 
 def _class(label: int) -> str:
@@ -194,42 +222,81 @@ def _parts(path: Path) -> list[Path]:
 
 
 def open_shards(path: Path, reading: Reading) -> Sharded:
-    """What a node has of a set in parts; those of other nodes need not be there."""
-    here = {int(read_manifest(it)["part"]): it for it in _parts(path)}
+    """What a node has of a set in parts; those of others need not be there, nor be readable."""
+    here = {}
+    for folder in _parts(path):
+        with suppress(ValueError):  # another node's is none of our business
+            here[int(read_manifest(folder)["part"])] = folder
     if not here:
-        raise ValueError(f"is a part itself; give the folder that it is in: {path.parent}")
-    first = read_manifest(next(iter(here.values())))
-    for folder in here.values():
+        if (path / MANIFEST).is_file():
+            raise ValueError(f"is a part itself; give the folder that it is in: {path.parent}")
+        raise ValueError("none of its parts has a manifest that can be read")
+    common = read_manifest(next(iter(here.values())))
+    _check_reading(common, reading)
+    test = path / "test"
+    if not (test / MANIFEST).is_file():
+        raise ValueError(f"{path}: no test set in it; copy the folder test to every node")
+    for folder in (*here.values(), test):
         manifest = read_manifest(folder)
-        if any(manifest[key] != first[key] for key in ("sizes", "source", "shape", "mean")):
+        if any(manifest[key] != common[key] for key in COMMON):
             raise ValueError(f"{folder.name} belongs to another set than the parts beside it")
 
     def open_part(part: int) -> ImageData:
         if part not in here:
-            count = len(first["sizes"])
+            count = len(common["sizes"])
             raise ValueError(
-                f"{path}: part {part + 1} of {count} is not here, and this worker draws from it"
+                f"{path}: part {part + 1} of {count} is not here, or cannot be read, and this "
+                "worker draws from it"
             )
         return _open(here[part], reading)
 
-    test = path / "test"
-    if not (test / MANIFEST).is_file():
-        raise ValueError(f"{path}: no test set in it; copy the folder test to every node")
     parts = Parts(
-        tuple(first["sizes"]),
+        tuple(common["sizes"]),
         open_part,
-        first["classes"],
-        tuple(first["shape"]),
-        tuple(first["names"]),
+        common["classes"],
+        tuple(common["shape"]),
+        tuple(common["names"]),
+        dtype={name: kind for kind, name in KINDS.items()}[common["dtype"]],
+        totals=tuple(common["totals"]),
     )
-    return Sharded(parts, _open(test, reading), tuple(first["mean"]), tuple(first["std"]))
+    return Sharded(parts, _open(test, reading), tuple(common["mean"]), tuple(common["std"]))
+
+
+def _check_reading(common: dict[str, Any], reading: Reading) -> None:
+    """What was settled when the set was divided."""
+    if reading.corrupt == "skip":
+        raise ValueError(
+            "data.corrupt = skip: the sizes of parts are fixed; leave broken pictures out when you "
+            "divide the set, dat data shard --corrupt skip"
+        )
+    size = common["shape"][1:]
+    if reading.size is not None and [reading.size] * 2 != size:
+        raise ValueError(
+            f"data.size = {reading.size}: the parts were made for {size[1]} x {size[0]}"
+        )
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
+    """Of a part or of the test set, with everything that it must say."""
     path = folder / MANIFEST
     try:
         found: dict[str, Any] = json.loads(path.read_text())
-        if found["format"] != FORMAT or found["part"] not in (None, *range(len(found["sizes"]))):
+        numbers = [found["classes"], found["images"], *found["sizes"], *found["shape"]]
+        numbers += [*found["counts"], *found["totals"]]
+        lengths = len(found["shape"]) == 3 and len(found["counts"]) == found["classes"]
+        files = {"pictures"}, {"images.npy", "labels.npy"}
+        sound = (
+            all(type(number) is int and number >= 0 for number in numbers)
+            and found["format"] == FORMAT
+            and found["part"] in (None, *range(len(found["sizes"])))
+            and found["dtype"] in KINDS.values()
+            and lengths
+            and set(found["digests"]) in files
+            and all(isinstance(it, float) for it in (*found["mean"], *found["std"]))
+            and all(isinstance(it, str) for it in found["names"])
+            and all(key in found for key in COMMON)
+        )
+        if not sound:
             raise ValueError
         return found
     except OSError as error:
@@ -248,7 +315,7 @@ def _open(folder: Path, reading: Reading) -> ImageData:
         labels = np.load(folder / "labels.npy", allow_pickle=False)
         images = as_images(map_array(folder / "images.npy"), reading.memory)
         data = ImageData.of(images, torch.from_numpy(labels), classes=classes, names=names)
-    if len(data) != manifest["images"] and reading.corrupt != "skip":
+    if len(data) != manifest["images"]:
         raise ValueError(f"{folder}: holds {len(data)} images, its manifest {manifest['images']}")
     return data
 
@@ -262,10 +329,15 @@ def _open_pictures(root: Path, manifest: dict[str, Any], reading: Reading) -> Im
 
 
 def check_arrays(folder: Path, manifest: dict[str, Any], *, always: bool = False) -> None:
-    """Compare the files with the checksums; large ones only when it is asked for."""
+    """Compare the files with the checksums; large ones and pictures only when it is asked for."""
     for name, digest in manifest["digests"].items():
         path = folder / name
-        if not path.is_file():
+        if not path.exists():
             raise ValueError(f"{path}: missing")
-        if (always or path.stat().st_size <= VERIFIED) and file_digest(path) != digest:
+        if name == "pictures":
+            found = _pictures_digest(path) if always else digest
+        else:
+            small = path.stat().st_size <= VERIFIED
+            found = file_digest(path) if always or small else digest
+        if found != digest:
             raise ValueError(f"{path}: is not what was written (the checksum differs)")

@@ -82,6 +82,11 @@ def _statistics(images: Images) -> tuple[Tensor, Tensor]:
     return mean / scale, std / scale
 
 
+def is_known(name: str) -> bool:
+    """A name of ours, whatever there is in the current folder."""
+    return name in SOURCES or name in CATALOG
+
+
 def load(name: str, reading: Reading | None = None) -> Splits:
     """A built-in or fetched set, an .npz or .parquet file, a folder, or `package.module:function`.
 
@@ -134,10 +139,11 @@ def _folder(path: Path, reading: Reading) -> Splits:
 
 def list_pictures(path: Path, reading: Reading) -> tuple[Listing, Listing]:
     """The training and test pictures of a folder or of Parquet files."""
-    parquet = path.suffix == ".parquet" or any(path.rglob("*.parquet"))
-    if not parquet and not is_picture_folder(path):
-        raise ValueError("holds neither pictures in one folder a class, nor arrays, nor parts")
-    return (list_parquet if parquet else list_folder)(path, reading.test_share)
+    if path.is_dir() and is_picture_folder(path):
+        return list_folder(path, reading.test_share)
+    if path.suffix == ".parquet" or any(path.rglob("*.parquet")):
+        return list_parquet(path, reading.test_share)
+    raise ValueError("holds neither pictures in one folder a class, nor arrays, nor parts")
 
 
 def _pictures(path: Path, reading: Reading) -> Splits:

@@ -105,6 +105,7 @@ class Supply:
 
 def _read(sources: Sequence[Source], turn: int) -> Drawn:
     drawn = [it.read(turn) for it in sources]
+    assert len({it.x.dtype for it in drawn}) == 1  # bytes beside floats would pass for floats
     return drawn[0] if len(drawn) == 1 else Drawn(*map(torch.cat, zip(*drawn, strict=True)))
 
 

@@ -13,7 +13,7 @@ from dat.data.images import ImageData, as_floats
 from dat.data.local import Parts
 from dat.data.pictures import PICTURES, Files
 from dat.data.shards import is_sharded
-from dat.data.sources import load
+from dat.data.sources import is_known, load
 from dat.data.stored import Images
 
 ARRAYS = ("x", "images", "x_unlabelled", "x_train")
@@ -34,8 +34,9 @@ def load_unlabelled(
             f"{like.shape}"
         )
     images = found.images
-    if isinstance(like, ImageData) and images.dtype != like.images.dtype:  # one kind in a batch
-        images = _converted(images, like.images.dtype)
+    wanted = like.images.dtype if isinstance(like, ImageData) else like.dtype
+    if images.dtype != wanted:  # one kind in a batch
+        images = _converted(images, wanted)
     return ImageData(images, found.labels, like.classes).without_labels()
 
 
@@ -47,6 +48,8 @@ def _converted(images: Images, dtype: torch.dtype) -> Tensor:
 
 def _images(name: str, channels: int, reading: Reading | None) -> Images:
     path = Path(name)
+    if is_known(name):
+        return load(name, reading).train.images
     if path.is_dir() and not is_sharded(path) and not (path / "x_train.npy").exists():
         return _folder(path, channels, reading or Reading())
     if path.suffix in (".npy", ".npz"):

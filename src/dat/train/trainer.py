@@ -37,6 +37,12 @@ from dat.train.step import ADVICE, NotFinite, StepReport, Worker, dat_step, neve
 GUARDS = ("stop", "skip", "rollback")
 
 
+class Disagreement(ValueError):
+    """Workers were given different things; every worker raises it alike."""
+
+    everywhere = True
+
+
 @dataclass(kw_only=True)
 class Trainer:
     """Trains `model` on the workers of `world`; every worker makes one and calls `fit`."""
@@ -125,7 +131,7 @@ class Trainer:
             random_crops=self.augmentation.kind == "resized-crop",
         )
         self.supply = supply(self.data, self.unlabelled, self.mix, dealing)
-        self._judges = self.world
+        self._judges, self._held_out = self.world, len(self.holdout or ())
         if isinstance(self.holdout, Parts):
             self.holdout = self.holdout.share(self.world.size, self.world.rank)
             self._judges = self.world.alone()
@@ -170,6 +176,7 @@ class Trainer:
             protocol=self.protocol,
             seed=self.seed,
         )
+        self._agree()
         self._averaged = EMA(self.model, self.ema) if self.ema else None
         self.worker = Worker(
             supply=self.supply,
@@ -185,6 +192,18 @@ class Trainer:
             weights=self.weight_attack,
             stopping=self.stopping,
         )
+
+    def _agree(self) -> None:
+        """Workers of different minds would wait for each other for ever."""
+        sizes = [len(source.plan.sizes) for source in self.supply.sources]
+        first = self.supply.sources[0].plan.sizes
+        mine = torch.tensor([self.supply.steps, self.batch, self.samples, *sizes, *first[:64]])
+        everyone = self.world.gather(torch.cat((mine, torch.zeros(80 - len(mine)).long())))
+        if not (everyone == everyone[0]).all():
+            raise Disagreement(
+                "the workers do not have the same data: other sizes, another number of parts, or "
+                "another batch; compare the manifests of the parts, and the configs"
+            )
 
     @property
     def steps(self) -> int:
@@ -239,9 +258,7 @@ class Trainer:
             return None
         accuracy = measured.get("")
         if accuracy is None:
-            assert isinstance(self.holdout, ImageData)
-            few = torch.arange(min(len(self.holdout), self.sentinel.images))
-            accuracy = self._accuracy(self.model, self.holdout.take(few))
+            accuracy = self._accuracy(self.model, self._probed())
         self._seen.append(accuracy.ra)
         if not self.sentinel.collapsed(self._seen):
             if self.sentinel.goes_back and not self.collapses:  # what collapses again is beyond it
@@ -254,6 +271,15 @@ class Trainer:
         self.collapses.append(collapse)
         self._tell("collapsed", collapse)
         return collapse
+
+    def _probed(self) -> ImageData:
+        """Some of the held-out images, the same whoever has them."""
+        assert isinstance(self.holdout, ImageData)
+        rows = torch.arange(len(self.holdout))
+        every = max(1, self._held_out // self.sentinel.images)
+        if self._judges is self.world:
+            return self.holdout.take(rows[: self.sentinel.images])
+        return self.holdout.take(rows[self.holdout.number(rows) % every == 0])
 
     def _go_back(self, collapse: Collapse) -> None:
         """To the last good epoch, to stop there or to go on with another attack."""
