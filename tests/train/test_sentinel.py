@@ -14,8 +14,7 @@ from dat.comm import World
 from dat.data import ImageData
 from dat.evaluation import Accuracy
 from dat.optim import SGD, Constant
-from dat.train import Listener, Trainer
-from dat.train import trainer as trainer_module
+from dat.train import Listener, Trainer, selection
 from dat.train.sentinel import Collapse, Sentinel
 
 
@@ -78,7 +77,7 @@ def run(
         bad = len(after) >= 3 and isinstance(made.worker.attack, FGSM)
         return Accuracy(100, 90, 1 if bad else 40)
 
-    monkeypatch.setattr(trainer_module, "evaluate", probe)
+    monkeypatch.setattr(selection, "evaluate", probe)
     diary = Diary()
     made = Trainer(
         model=nn.Sequential(nn.Flatten(), nn.Linear(9, 2)),
@@ -159,7 +158,7 @@ def test_a_collapsed_epoch_is_never_the_best(world: World, monkeypatch: pytest.M
         after.append(flat(model))
         return Accuracy(100, 99, 1) if bad else Accuracy(100, 90, 40)
 
-    monkeypatch.setattr(trainer_module, "evaluate", probe)
+    monkeypatch.setattr(selection, "evaluate", probe)
     made.fit()
     assert diary.collapses and made.best_epoch() == 1
     assert torch.equal(flat(made.best_model()), after[0])

@@ -127,13 +127,13 @@ def _selftrain_arguments(selftrain: argparse.ArgumentParser) -> None:
 
 
 def _train(arguments: argparse.Namespace, words: list[str]) -> int:
-    from dat.config import parse_edits
-    from dat.recipes import read
-
     if arguments.resume:
         return _resume(arguments, words)
     if not arguments.recipe:
         raise ValueError("give a recipe (dat recipes), or --resume and the folder of a run")
+    from dat.config import parse_edits
+    from dat.recipes import read
+
     config = read(arguments.recipe, parse_edits(arguments.settings))
     out = arguments.out or free_folder(Path(arguments.recipe).stem)
     return _fit(arguments, words, config, arguments.recipe, out)

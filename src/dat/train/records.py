@@ -6,9 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import nn
 
-from dat.comm import Traffic
+from dat.comm import Traffic, World
 from dat.train.sentinel import Collapse
 from dat.train.step import StepReport
 
@@ -75,6 +76,21 @@ class Tally:
     @property
     def elapsed(self) -> float:
         return self.seconds + time.perf_counter() - self.since
+
+    def costs(self, world: World, steps: int) -> dict[str, float]:
+        """Time and traffic of the epoch's steps, over all workers."""
+        traffic = self.traffic
+        mine = (self.elapsed, traffic.busy, traffic.exposed, traffic.sent)
+        everyone = world.gather(torch.tensor(mine, dtype=torch.float64))
+        slowest, sent = everyone.amax(0).tolist(), everyone[:, 3] / steps / 1e6
+        return {
+            "seconds": slowest[0],
+            "comm_seconds": slowest[1],
+            "exposed_seconds": slowest[2],
+            "mb_per_step": float(sent.sum()),
+            "mb_busiest": float(sent.max()),
+            "mb_epoch": float(sent.sum()) * steps,
+        }
 
     def add(self, report: StepReport) -> None:
         self.step += 1

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dat.comm import Traffic
-from dat.evaluation import Accuracy
 from dat.train import checkpoint
 from dat.train.checkpoint import Refused, Tensors
 from dat.train.records import EpochRecord, Tally
@@ -32,12 +31,6 @@ class Preempted(Exception):
 def state_of(trainer: Trainer) -> dict[str, Any]:
     """Everything that all workers have alike."""
     tally, good = trainer.tally, trainer._good
-    best = {}
-    for name, (accuracy, epoch) in trainer._best.items():
-        model = trainer._best_models[name]
-        live = model is trainer.models().get(name)  # nothing was measured: the last are the best
-        weights = None if live else model.state_dict()
-        best[name] = {"accuracy": accuracy and list(accuracy), "epoch": epoch, "weights": weights}
     return {
         "workers": trainer.world.size,
         "batch": trainer.batch,
@@ -57,7 +50,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
         "model": trainer.model.state_dict(),
         "optimizer": trainer.worker.optimizer.state_dict(),
         "averaged": trainer._averaged.state_dict() if trainer._averaged else None,
-        "best": best,
+        "best": trainer.best.state(trainer.models()),
         "seen": trainer._seen,
         "collapses": [list(collapse) for collapse in trainer.collapses],
         "rescued": trainer.worker.attack is not trainer.attack,
@@ -131,15 +124,9 @@ class Resumption:
         trainer._good = Snapshot(**state["good"]) if state["good"] else None
         if state["rescued"]:
             trainer.use_attack(trainer.sentinel.rescue)
-        self._restore_best(trainer)
+        trainer.best.restore(state["best"], trainer.models())
         if state["workers"] == trainer.world.size:
             self._restore_own(trainer)
-
-    def _restore_best(self, trainer: Trainer) -> None:
-        for name, best in self.state["best"].items():
-            accuracy = best["accuracy"] and Accuracy(*best["accuracy"])
-            weights = best["weights"]
-            trainer.remember_best(name, accuracy, best["epoch"], weights)
 
     def _restore_own(self, trainer: Trainer) -> None:
         path = self.own.get(f"worker-{trainer.world.rank}.safetensors")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,12 +17,11 @@ from dat.comm import (
     Protocol,
     Quantizer,
     Team,
-    Traffic,
     World,
     check_team,
 )
 from dat.data import Augmentation, Dealing, ImageData, Mix, Parts, supply
-from dat.evaluation import Accuracy, evaluate
+from dat.evaluation import Accuracy
 from dat.objectives import Adversarial, Objective
 from dat.optim import EMA, LAMB, Layerwise, OuterOracle, Piecewise, Schedule, set_rate
 from dat.rng import seeded
@@ -31,6 +29,7 @@ from dat.threat import ThreatModel
 from dat.train.perturbation import WeightAttack
 from dat.train.records import EpochRecord, Listener, Tally
 from dat.train.resume import Resumption, Saver, check_replicas
+from dat.train.selection import Best, HeldOut
 from dat.train.sentinel import Collapse, Sentinel, Snapshot
 from dat.train.step import ADVICE, NotFinite, StepReport, Worker, dat_step, never
 
@@ -131,10 +130,9 @@ class Trainer:
             random_crops=self.augmentation.kind == "resized-crop",
         )
         self.supply = supply(self.data, self.unlabelled, self.mix, dealing)
-        self._judges, self._held_out = self.world, len(self.holdout or ())
-        if isinstance(self.holdout, Parts):
-            self.holdout = self.holdout.share(self.world.size, self.world.rank)
-            self._judges = self.world.alone()
+        judging = {"threat": self.threat, "attack": self.selection, "seed": self.seed}
+        held = self.holdout
+        self._held = None if held is None else HeldOut.of(held, self.world, **judging)
         self.data, *rest = (source.data for source in self.supply.sources)
         self.unlabelled = rest[0] if rest else None
         if isinstance(self.optimizer, OuterOracle):
@@ -144,8 +142,7 @@ class Trainer:
         for group in self._minimiser.param_groups:
             group.setdefault("initial_lr", group["lr"])
         self._averaged: EMA | None = None
-        self._best: dict[str, tuple[Accuracy | None, int]] = {}
-        self._best_models: dict[str, nn.Module] = {}
+        self.best = Best(self.select_by)
         self._seen: list[float] = []
         self._good: Snapshot | None = None
         self.collapses: list[Collapse] = []
@@ -254,11 +251,12 @@ class Trainer:
 
     def _watch(self, epoch: int, measured: dict[str, Accuracy | None]) -> Collapse | None:
         """Look for catastrophic overfitting; all workers see the same."""
-        if self.holdout is None or not self.sentinel.watches(self.worker.attack):
+        if self._held is None or not self.sentinel.watches(self.worker.attack):
             return None
         accuracy = measured.get("")
         if accuracy is None:
-            accuracy = self._accuracy(self.model, self._probed())
+            few = self._held.some(self.sentinel.images)
+            accuracy = few.accuracy(self.objective.deployed(self.model))
         self._seen.append(accuracy.ra)
         if not self.sentinel.collapsed(self._seen):
             if self.sentinel.goes_back and not self.collapses:  # what collapses again is beyond it
@@ -272,15 +270,6 @@ class Trainer:
         self._tell("collapsed", collapse)
         return collapse
 
-    def _probed(self) -> ImageData:
-        """Some of the held-out images, the same whoever has them."""
-        assert isinstance(self.holdout, ImageData)
-        rows = torch.arange(len(self.holdout))
-        every = max(1, self._held_out // self.sentinel.images)
-        if self._judges is self.world:
-            return self.holdout.take(rows[: self.sentinel.images])
-        return self.holdout.take(rows[self.holdout.number(rows) % every == 0])
-
     def _go_back(self, collapse: Collapse) -> None:
         """To the last good epoch, to stop there or to go on with another attack."""
         assert self._good is not None
@@ -289,24 +278,13 @@ class Trainer:
         del self._seen[-1]
         if collapse.action == "rescue":
             self.use_attack(self.sentinel.rescue)
-        elif not self._best:  # nothing was measured so far
-            epoch = self._good.epoch - 1
-            self._keep(epoch, {name: self._measure(it) for name, it in self.models().items()})
+        elif not self.best.found:  # nothing was measured so far
+            self._keep(self._good.epoch - 1, self._accuracies())
         self._good = None
 
     def use_attack(self, attack: Attack) -> None:
         """Go on with another attack."""
         self.worker = replace(self.worker, attack=attack)
-
-    def remember_best(
-        self, name: str, accuracy: Accuracy | None, epoch: int, weights: dict[str, Any] | None
-    ) -> None:
-        """The best so far, of a run that is resumed; without weights it is the model itself."""
-        model = self.models()[name]
-        if weights is not None:
-            model = copy.deepcopy(model)
-            model.load_state_dict(weights)
-        self._best[name], self._best_models[name] = (accuracy, epoch), model
 
     def models(self) -> dict[str, nn.Module]:
         """The raw weights and, where they are kept, the averaged ones, by file-name prefix."""
@@ -315,14 +293,14 @@ class Trainer:
 
     def best_model(self, name: str = "") -> nn.Module:
         """The weights that did best on the held-out images."""
-        return self._best_models[name]
+        return self.best.models[name]
 
     def best_epoch(self, name: str = "") -> int:
-        return self._best[name][1]
+        return self.best.found[name][1]
 
     def best_accuracy(self, name: str = "") -> Accuracy | None:
         """What they did there; none without held-out images."""
-        return self._best[name][0]
+        return self.best.found[name][0]
 
     def _train(self, epoch: int) -> dict[str, Any] | None:
         """The steps of an epoch, and what they came to; none if all of it was undone."""
@@ -346,7 +324,7 @@ class Trainer:
             self._tell("step_ended", epoch, report)
             if self.saver:
                 self.saver.step_ended(self, stop=report.stop)
-        costs = self._costs(tally.elapsed, tally.traffic)
+        costs = tally.costs(self.world, steps)
         self._check_weights(epoch)
         return {
             "lr": self.worker.optimizer.param_groups[0]["lr"],
@@ -400,69 +378,31 @@ class Trainer:
                 raise NotFinite(f"epoch {epoch + 1}: {name} is not finite; {ADVICE}")
         check_replicas(self)
 
-    def _costs(self, seconds: float, traffic: Traffic) -> dict[str, float]:
-        """Time and traffic of the epoch's steps, over all workers."""
-        mine = torch.tensor(
-            (seconds, traffic.busy, traffic.exposed, traffic.sent), dtype=torch.float64
-        )
-        everyone = self.world.gather(mine)
-        slowest, sent = everyone.amax(0).tolist(), everyone[:, 3] / self.steps / 1e6
-        return {
-            "seconds": slowest[0],
-            "comm_seconds": slowest[1],
-            "exposed_seconds": slowest[2],
-            "mb_per_step": float(sent.sum()),
-            "mb_busiest": float(sent.max()),
-            "mb_epoch": float(sent.sum()) * self.steps,
-        }
-
     def _measured(self, epoch: int) -> dict[str, Accuracy | None]:
         """Accuracies on the held-out images, in the epochs in which they are measured."""
         last = epoch + 1 == self.epochs
-        if self.holdout is not None and (epoch + 1) % self.select_every and not last:
+        if self._held is not None and (epoch + 1) % self.select_every and not last:
             return {}
-        return {name: self._measure(model) for name, model in self.models().items()}
+        return self._accuracies()
+
+    def _accuracies(self) -> dict[str, Accuracy | None]:
+        """Of the raw weights and of the averaged ones; none without held-out images."""
+        if self._held is None:
+            return dict.fromkeys(self.models())
+        deployed = self.objective.deployed
+        return {name: self._held.accuracy(deployed(it)) for name, it in self.models().items()}
 
     def _keep(self, epoch: int, measured: dict[str, Accuracy | None]) -> dict[str, float]:
         """Keep the best weights; what was measured, as a record has it."""
         found: dict[str, float] = {}
         for name, accuracy in measured.items():
             model = self.models()[name]
-            before, _ = self._best.get(name, (None, 0))
-            if accuracy is None or before is None or self._rank(accuracy) > self._rank(before):
-                self._best[name] = (accuracy, epoch + 1)
-                self._best_models[name] = model if accuracy is None else copy.deepcopy(model)
+            if self.best.consider(name, model, accuracy, epoch + 1):
                 self._tell("best_found", name, model)
             if accuracy is not None:
                 where = name.rstrip("-") or "holdout"
                 found |= {f"{where}_ta": accuracy.ta, f"{where}_ra": accuracy.ra}
         return found
-
-    def _measure(self, model: nn.Module) -> Accuracy | None:
-        if self.holdout is None:
-            return None
-        assert isinstance(self.holdout, ImageData)
-        return self._accuracy(model, self.holdout)
-
-    def _accuracy(self, model: nn.Module, images: ImageData) -> Accuracy:
-        """Of images that all workers have, or of those that each has for itself."""
-        found = Accuracy(0, 0, 0)
-        if len(images):
-            found = evaluate(
-                self.objective.deployed(model),
-                images,
-                threat=self.threat,
-                attack=self.selection,
-                seed=self.seed,
-                world=self._judges,
-            )
-        if self._judges is self.world:
-            return found
-        return Accuracy(*self.world.sum(torch.tensor(found)).tolist())
-
-    def _rank(self, accuracy: Accuracy) -> tuple[int, int]:
-        robust, clean = accuracy.robust, accuracy.clean
-        return (robust, clean) if self.select_by == "ra" else (clean, robust)
 
     def _tell(self, event: str, *details: object) -> None:
         for listener in self.listeners:
