@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +23,8 @@ STORE = "DAT_STORE"
 interface, and take keys from anybody."""
 PREEMPTED = 75
 """Exit code of a run that was asked to stop and can be resumed."""
+TOLD = "a worker was lost"
+"""What the workers that are left have told in more words."""
 FINAL = (2, 3, PREEMPTED)
 """Exit codes that another attempt would only repeat: bad input, divergence, a request to stop."""
 
@@ -38,7 +40,9 @@ def attempt() -> int:
     return int(os.environ.get(name, 0))
 
 
-def launch(workers: int, command: Sequence[str], *, restarts: int = 0, hint: str = "") -> int:
+def launch(
+    workers: int, command: Sequence[str], *, restarts: int = 0, hint: Callable[[], str] = str
+) -> int:
     """Run `dat COMMAND` on M local workers; the exit code of the first that failed, or 0.
 
     When a worker dies all are started again, so many times, and find where to go on themselves;
@@ -50,9 +54,10 @@ def launch(workers: int, command: Sequence[str], *, restarts: int = 0, hint: str
             return code
         left = restarts - number
         more = f"; starting again from the last checkpoint ({left - 1} left)" if left else ""
-        print(f"error: {reason}{more}", file=sys.stderr)
-        if not left and hint:
-            print(hint, file=sys.stderr)
+        if more or reason != TOLD:
+            print(f"error: {reason}{more}", file=sys.stderr)
+    if advice := hint():
+        print(advice, file=sys.stderr)
     return code
 
 
@@ -92,8 +97,7 @@ def _launch(workers: int, command: Sequence[str], number: int) -> tuple[int, str
         if failure.exitcode < 0:
             name = signal.Signals(-failure.exitcode).name
             return 1, f"worker {rank} was ended by {name}"
-        lost = failure.exitcode == 1
-        return failure.exitcode, f"worker {rank} failed, see above" if lost else ""
+        return failure.exitcode, TOLD if failure.exitcode == 1 else ""
     except SignalException as received:
         if received.sigval == signal.SIGTERM:
             return PREEMPTED, ""

@@ -126,8 +126,9 @@ def test_a_stopped_worker_ends_the_run_at_the_timeout(
         os.kill(victim, signal.SIGSTOP)
         _, said = launcher.communicate(timeout=60)
         assert launcher.returncode == 1
-        (line,) = said.splitlines()
+        line, hint = said.splitlines()
         assert line.startswith("error: lost worker 1: no answer (")
+        assert hint.endswith("go on with: dat train --resume out")
         assert "Timed out waiting 4000ms" in line or "timeout caused pair closure" in line
         assert gone(workers)
 
@@ -178,6 +179,7 @@ def test_without_an_agent_the_others_name_the_one_that_is_gone(
 def endless_run(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Two workers that train until they are stopped, seen to have finished an epoch."""
     command = [*DAT, "train", "digits", *ENDLESS, *words, "--workers", "2", "--quiet"]
+    command += ["--restarts", "0"]
     launcher = subprocess.Popen(
         [*command, "--out", "out"],
         cwd=folder,

@@ -207,7 +207,11 @@ def _fit(
         RunFolder.check(out, overwrite=arguments.overwrite)
     if starts_workers(arguments):
         place = [] if resume else ["--out", str(out)]
-        hint = f"when that is mended, go on with: dat train --resume {out}"
+
+        def hint() -> str:
+            saved = any((out / "checkpoints").glob("[0-9]*"))
+            return f"when that is mended, go on with: dat train --resume {out}" if saved else ""
+
         return launch(arguments.workers, [*words, *place], restarts=arguments.restarts, hint=hint)
     from dat.report import print_json, runs_table, warn
     from dat.train.checkpoint import has_checkpoint

@@ -74,6 +74,11 @@ def shares(parts: int, workers: int, rank: int) -> Iterator[tuple[int, int, int]
             yield part, low, high
 
 
+def check_workers(workers: int, samples: int) -> None:
+    if workers > samples:
+        raise ValueError(f"{workers} workers for {samples} training images: use fewer workers")
+
+
 class Plan(ABC):
     """Which samples make up global batch t, and which of them a worker draws.
 
@@ -83,10 +88,7 @@ class Plan(ABC):
     def __init__(self, sizes: Sequence[int], batch: int, *, workers: int, seed: int) -> None:
         self.samples, self.batch, self.workers, self.seed = sum(sizes), batch, workers, seed
         self.sizes = tuple(sizes)
-        if workers > self.samples:
-            raise ValueError(
-                f"{workers} workers for {self.samples} training images: use fewer workers"
-            )
+        check_workers(workers, self.samples)
         if batch > self.samples:
             raise ValueError(
                 f"train.batch = {batch}: there are only {self.samples} training images, "
@@ -142,6 +144,7 @@ class Split(Plan):
     def __init__(
         self, samples: int, batch: int, *, workers: int, seed: int, parts: int | None = None
     ) -> None:
+        check_workers(workers, samples)
         parts = parts or default_parts(workers, batch)
         if parts > samples:
             raise ValueError(f"data.parts = {parts}: there are only {samples} training images")
