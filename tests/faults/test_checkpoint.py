@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -170,52 +169,45 @@ def test_the_last_few_are_kept(tmp_path: Path) -> None:
     assert all_checkpoints(tmp_path / "nowhere") == []
 
 
-KILLED = """\
-import os, sys
-from pathlib import Path
-import torch
-from dat.train import checkpoint
+def killed_at(root: Path, stage: int) -> int:
+    """In a process of its own write a checkpoint, and die before the stage-th call to the system
+    that the writing makes; the signal that ended it, or 0."""
+    child = os.fork()
+    if child:
+        return os.WTERMSIG(os.waitpid(child, 0)[1])
+    seen = 0
 
-root, stage = Path(sys.argv[1]), int(sys.argv[2])
-seen = 0
-def dying(function):
-    def wrapped(*arguments, **options):
-        global seen
-        seen += 1
-        if seen == stage:
-            os.kill(os.getpid(), 9)
-        return function(*arguments, **options)
-    return wrapped
-os.fsync = dying(os.fsync)
-os.open = dying(os.open)
-Path.rename, Path.open, Path.mkdir = map(dying, (Path.rename, Path.open, Path.mkdir))
-tensors = {}
-packed = checkpoint.pack({"updates": 2, "model": {"w": torch.full((50,), 2.0)}}, tensors)
-checkpoint.write(root, 2, packed, tensors, 0)
-print("stages", seen)
-"""
+    def dying(function: Any) -> Any:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            nonlocal seen
+            seen += 1
+            if seen == stage:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **options)
+
+        return wrapped
+
+    try:
+        os.fsync, os.open = dying(os.fsync), dying(os.open)
+        for name in ("rename", "open", "mkdir"):
+            setattr(Path, name, dying(getattr(Path, name)))
+        put(root, 2)
+    finally:
+        os._exit(0)
 
 
 def test_killed_at_any_stage_of_writing_there_is_a_whole_one(tmp_path: Path) -> None:
-    """SIGKILL before every call to the system that the writing makes."""
-    put(tmp_path, 1)
-    stages = outcomes = 0
-    for stage in range(1, 30):
-        words = [sys.executable, "-c", KILLED, str(tmp_path), str(stage)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-        found = Resumption.last(tmp_path, lambda message: pytest.fail(message))
-        assert found is not None
-        outcomes |= found.updates
-        if done.returncode == 0:
-            stages = int(done.stdout.split()[1])
+    """SIGKILL before every single call: there is the old one alone, or the new one as well."""
+    found, stage = [], 0
+    while True:
+        stage += 1
+        root = tmp_path / str(stage)
+        put(root, 1)
+        ended = killed_at(root, stage)
+        last = Resumption.last(root, pytest.fail)
+        assert last is not None
+        found.append(last.updates)
+        if not ended:
             break
-        assert done.returncode == -9
-        tidy(tmp_path, 1 if found.updates == 1 else 2)
-        if found.updates == 2:
-            for place in all_checkpoints(tmp_path):
-                if place.name == "00000002":
-                    place.rename(tmp_path / "done")
-            import shutil
-
-            shutil.rmtree(tmp_path / "done")
-    assert stages >= 8 and outcomes == 3
+        assert ended == signal.SIGKILL
+    assert len(found) >= 9 and found == sorted(found) and set(found) == {1, 2}
