@@ -10,12 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dat.data import AUGMENTATIONS, augment
-from dat.data.augment import PADDING, Augmentation
+from dat.data import AUGMENTATIONS, Augmentation
+from dat.data.augment import PADDING
 from dat.native import crop
 from dat.rng import Draws, generator
 
 every_kind = pytest.mark.parametrize("kind", AUGMENTATIONS)
+
+
+def augment(x: Tensor, kind: str, draws: Draws) -> Tensor:
+    """Crops and flips alone."""
+    return Augmentation(kind=kind)(x, draws)
 
 
 def images(n: int = 12, channels: int = 2, height: int = 5, width: int = 7) -> Tensor:

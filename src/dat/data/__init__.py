@@ -1,6 +1,6 @@
 """Data: where images come from and are kept, and which worker draws which of them."""
 
-from dat.data.augment import AUGMENTATIONS, Augmentation, augment
+from dat.data.augment import AUGMENTATIONS, Augmentation
 from dat.data.folder import Reading
 from dat.data.images import UNLABELLED, ImageData, as_floats
 from dat.data.local import WEIGH_BY, Parts, Rounds
@@ -31,7 +31,6 @@ __all__ = [
     "Stored",
     "Supply",
     "as_floats",
-    "augment",
     "chunks",
     "default_parts",
     "is_known",

@@ -56,11 +56,6 @@ class Augmentation(Settings):
         return x
 
 
-def augment(x: Tensor, kind: str, draws: Draws) -> Tensor:
-    """Crops and flips alone."""
-    return Augmentation(kind=kind)(x, draws)
-
-
 def _crop(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
     """A window of the image's own size, anywhere in the image padded with zeros.
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from dat.comm import Traffic
 from dat.train import checkpoint
@@ -213,26 +210,3 @@ class Saver:
 
 def silent(message: str) -> None:
     """Leaves it to the first worker to tell."""
-
-
-def check_replicas(trainer: Trainer) -> None:
-    """All workers have the same weights, to the last bit; who has not is named."""
-    digest = hashlib.blake2b(digest_size=8)
-    for value in trainer.model.state_dict().values():
-        plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest.update(memoryview(plain.numpy()))
-    mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)
-    everyone = trainer.world.gather(mine).flatten().tolist()
-    usual = max(set(everyone), key=everyone.count)
-    odd = [str(rank) for rank, found in enumerate(everyone) if found != usual]
-    if odd:
-        raise Diverged(
-            f"the weights of worker {', '.join(odd)} are not those of the others: a broken "
-            "machine, or a model whose code differs between workers; the last checkpoint is good"
-        )
-
-
-class Diverged(ArithmeticError):
-    """Replicas are not alike any more; every worker raises it."""
-
-    everywhere = True

@@ -26,20 +26,15 @@ from dat.objectives import Adversarial, Objective
 from dat.optim import EMA, LAMB, Layerwise, OuterOracle, Piecewise, Schedule, set_rate
 from dat.rng import seeded
 from dat.threat import ThreatModel
+from dat.train.agreement import check_data, check_replicas
 from dat.train.perturbation import WeightAttack
 from dat.train.records import EpochRecord, Listener, Tally
-from dat.train.resume import Resumption, Saver, check_replicas
+from dat.train.resume import Resumption, Saver
 from dat.train.selection import Best, HeldOut
 from dat.train.sentinel import Collapse, Sentinel, Snapshot
 from dat.train.step import ADVICE, NotFinite, StepReport, Worker, dat_step, never
 
 GUARDS = ("stop", "skip", "rollback")
-
-
-class Disagreement(ValueError):
-    """Workers were given different things; every worker raises it alike."""
-
-    everywhere = True
 
 
 @dataclass(kw_only=True)
@@ -173,7 +168,7 @@ class Trainer:
             protocol=self.protocol,
             seed=self.seed,
         )
-        self._agree()
+        check_data(self.supply, self.batch, self.world)
         self._averaged = EMA(self.model, self.ema) if self.ema else None
         self.worker = Worker(
             supply=self.supply,
@@ -189,18 +184,6 @@ class Trainer:
             weights=self.weight_attack,
             stopping=self.stopping,
         )
-
-    def _agree(self) -> None:
-        """Workers of different minds would wait for each other for ever."""
-        sizes = [len(source.plan.sizes) for source in self.supply.sources]
-        first = self.supply.sources[0].plan.sizes
-        mine = torch.tensor([self.supply.steps, self.batch, self.samples, *sizes, *first[:64]])
-        everyone = self.world.gather(torch.cat((mine, torch.zeros(80 - len(mine)).long())))
-        if not (everyone == everyone[0]).all():
-            raise Disagreement(
-                "the workers do not have the same data: other sizes, another number of parts, or "
-                "another batch; compare the manifests of the parts, and the configs"
-            )
 
     @property
     def steps(self) -> int:
@@ -376,7 +359,7 @@ class Trainer:
         for name, value in self.model.state_dict().items():
             if value.is_floating_point() and not value.isfinite().all():
                 raise NotFinite(f"epoch {epoch + 1}: {name} is not finite; {ADVICE}")
-        check_replicas(self)
+        check_replicas(self.model, self.world)
 
     def _measured(self, epoch: int) -> dict[str, Accuracy | None]:
         """Accuracies on the held-out images, in the epochs in which they are measured."""
