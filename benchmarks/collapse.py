@@ -1,6 +1,6 @@
 """Catastrophic overfitting, seen and mended: FGSM with a large eps, with and without a rescue.
 
-    python benchmarks/fashion.py fashion.npz      (needs npm)
+    python benchmarks/fashion.py fashion.npz
     python benchmarks/collapse.py fashion.npz [--seeds 3] [--plot collapse.png]
 
 The task of methods.yaml at eps 0.25 with plain FGSM (a step of eps from the image itself, no random

