@@ -1,10 +1,10 @@
 """Twenty deaths in one run, and ten minutes of runs in a row: nothing differs, nothing grows.
 
-    python benchmarks/faults.py [--kills 20] [--minutes 10]
+    python benchmarks/faults.py [--kills 20] [--stops 4] [--minutes 10]
 
 SIGKILL for a random one of three workers after a random number of steps, again and again, until the
-run has finished by itself; its weights are compared with those of a run that was left alone. Then
-the default recipe in a loop in one process: resident memory, open files and child processes after
+run has finished by itself; its weights are compared with those of a run that was left alone. The
+same with SIGSTOP, which the others notice by their timeout of five seconds. Then the default recipe in a loop in one process: resident memory, open files and child processes after
 every run.
 """
 
@@ -42,35 +42,41 @@ def reached(run: Path) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
-def deaths(kills: int, folder: Path) -> dict[str, Any]:
-    epochs = f"train.epochs={-(-kills // 4) + 2}"
-    words = [*DAT, "train", "digits", *SETTINGS, epochs, "--workers", "3", "--quiet"]
+def alone(hits: int, folder: Path) -> float:
+    """The undisturbed run: its seconds."""
     start = time.perf_counter()
-    subprocess.run([*words, "--out", "alone"], cwd=folder, check=True, capture_output=True)
-    alone, start = time.perf_counter() - start, time.perf_counter()
-    chance, done = random.Random(0), 0
+    subprocess.run([*words(hits), "--out", "alone"], cwd=folder, check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+def words(hits: int) -> list[str]:
+    epochs = f"train.epochs={-(-hits // 4) + 2}"
+    return [*DAT, "train", "digits", *SETTINGS, epochs, "--workers", "3", "--quiet"]
+
+
+def disturbed(number: signal.Signals, hits: int, most: int, folder: Path) -> dict[str, Any]:
+    """The run of as many epochs as `most` hits want, hit so many times."""
+    name, chance, done = number.name, random.Random(0), 0
+    start = time.perf_counter()
     process = subprocess.Popen(
-        [*words, "--out", "killed", "--restarts", str(kills)],
+        [*words(most), "--out", name, "--restarts", str(hits), "comm.timeout=5"],
         cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     aim = chance.randint(3, 9)
     while process.poll() is None:
-        if done < kills and reached(folder / "killed") >= aim and children(process):
-            os.kill(chance.choice(children(process)), signal.SIGKILL)
+        if done < hits and reached(folder / name) >= aim and children(process):
+            os.kill(chance.choice(children(process)), number)
             done += 1
             aim += chance.randint(3, 8)
             time.sleep(1)  # until the dead are noticed
         time.sleep(0.02)
     took = time.perf_counter() - start
-    one, other = (load_file(folder / it / "last.safetensors") for it in ("alone", "killed"))
+    one, other = (load_file(folder / it / "last.safetensors") for it in ("alone", name))
     same = one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-    print(f"{done} kills, exit code {process.returncode}, identical: {same}", flush=True)
-    return {"kills": done, "code": process.returncode, "identical": same} | {
-        "seconds_alone": alone,
-        "seconds": took,
-    }
+    print(f"{done} x {name}, exit code {process.returncode}, identical: {same}", flush=True)
+    return {"hits": done, "code": process.returncode, "identical": same, "seconds": took}
 
 
 def soak(minutes: float, folder: Path) -> dict[str, Any]:
@@ -97,22 +103,27 @@ def soak(minutes: float, folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--stops", type=int, default=4)
     parser.add_argument("--minutes", type=float, default=10)
     arguments = parser.parse_args()
+    kills, stops = arguments.kills, arguments.stops
     with tempfile.TemporaryDirectory() as folder:
-        died = deaths(arguments.kills, Path(folder))
-        grown = soak(arguments.minutes, Path(folder))
-    rows = [
-        ["workers killed", str(died["kills"])],
-        ["weights identical to the undisturbed run", "yes" if died["identical"] else "NO"],
-        ["seconds, undisturbed and killed", f"{died['seconds_alone']:.0f}, {died['seconds']:.0f}"],
-        ["runs in a row", str(grown["runs"])],
-    ]
+        place, found = Path(folder), {}
+        found["seconds_alone"] = alone(kills, place)
+        found["killed"] = disturbed(signal.SIGKILL, kills, kills, place)
+        found["stopped"] = disturbed(signal.SIGSTOP, stops, kills, place)
+        found["soak"] = grown = soak(arguments.minutes, place)
+    rows = [["seconds of the undisturbed run", f"{found['seconds_alone']:.0f}"]]
+    for what in ("killed", "stopped"):
+        it = found[what]
+        same = "identical weights" if it["identical"] else "OTHER WEIGHTS"
+        rows.append([f"workers {what}: {it['hits']}", f"{same}, {it['seconds']:.0f} s"])
+    rows.append(["runs in a row", str(grown["runs"])])
     for name in ("memory_mb", "files", "threads", "processes"):
         early, late, most = grown[name]
         words = name.replace("_mb", " (MB)")
         rows.append([f"{words}: third run, last, most", f"{early:.0f}, {late:.0f}, {most:.0f}"])
-    save(Path(__file__), died | grown, table(["What", "Found"], rows))
+    save(Path(__file__), found, table(["What", "Found"], rows))
 
 
 if __name__ == "__main__":

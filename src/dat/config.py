@@ -175,7 +175,7 @@ class TrainConfig(Settings):
     save_every: int = setting(
         0, "steps between checkpoints; 0 is one at the end of every epoch", ge=0
     )
-    save_keep: int = setting(2, "checkpoints that are kept, the last ones", ge=1)
+    save_keep: int = setting(2, "of the last checkpoints so many are kept, and the best", ge=1)
     ema: float = setting(0.0, "decay of the averaged weights; 0 keeps none", ge=0, lt=1)
     select_by: str = setting(
         "ra", "what is highest at the best weights, on the held-out images", choices=("ra", "ta")

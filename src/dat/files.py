@@ -9,6 +9,11 @@ WEIGHTS = ("best", "last", "ema-best", "ema-last")
 """The weights in a run's folder, by name."""
 
 
+def log_file(run: Path, rank: int) -> Path:
+    """What a worker wrote down for itself."""
+    return run / "logs" / f"worker-{rank}.log"
+
+
 def partial(path: Path) -> Path:
     """Where a file is written before it takes its place."""
     return path.with_name(f".{path.name}.partial")

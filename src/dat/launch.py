@@ -41,15 +41,22 @@ def attempt() -> int:
 
 
 def launch(
-    workers: int, command: Sequence[str], *, restarts: int = 0, hint: Callable[[], str] = str
+    workers: int,
+    command: Sequence[str],
+    *,
+    restarts: int = 0,
+    log: Callable[[int], Path | None] = lambda rank: None,
+    hint: Callable[[], str] = str,
 ) -> int:
     """Run `dat COMMAND` on M local workers; the exit code of the first that failed, or 0.
 
     When a worker dies all are started again, so many times, and find where to go on themselves;
-    after that the `hint` says what a person can do.
+    after that the `hint` says what a person can do. A worker's `log` is named when it dies.
     """
     for number in range(restarts + 1):
-        code, reason = _launch(workers, command, number)
+        code, reason, rank = _launch(workers, command, number)
+        if reason != TOLD and (file := log(rank)) and file.is_file():
+            reason = f"{reason} (its log: {file})"
         if code == 0 or code in FINAL or not reason:
             return code
         left = restarts - number
@@ -61,8 +68,8 @@ def launch(
     return code
 
 
-def _launch(workers: int, command: Sequence[str], number: int) -> tuple[int, str]:
-    """One attempt: the exit code, and if a worker died how it did."""
+def _launch(workers: int, command: Sequence[str], number: int) -> tuple[int, str, int]:
+    """One attempt: the exit code, and if a worker died how it did, and which it was."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -96,19 +103,19 @@ def _launch(workers: int, command: Sequence[str], number: int) -> tuple[int, str
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:
             name = signal.Signals(-failure.exitcode).name
-            return 1, f"worker {rank} was ended by {name}"
-        return failure.exitcode, TOLD if failure.exitcode == 1 else ""
+            return 1, f"worker {rank} was ended by {name}", rank
+        return failure.exitcode, TOLD if failure.exitcode == 1 else "", rank
     except SignalException as received:
         if received.sigval == signal.SIGTERM:
-            return PREEMPTED, ""
+            return PREEMPTED, "", 0
         print(f"error: interrupted by {received.sigval.name}", file=sys.stderr)
-        return 128 + received.sigval, ""
+        return 128 + received.sigval, "", 0
     finally:
         over.set()
         for name in own:
             del os.environ[name]
         meeting.cleanup()
-    return 0, ""
+    return 0, "", 0
 
 
 def _wake_the_stopped(over: threading.Event) -> None:

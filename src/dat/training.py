@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from dat.optim import LSGD, SGD
 from dat.report import Progress
 from dat.train import EpochRecord, Resumption, RunFolder, Saver, Trainer
 from dat.train.folder import CHECKPOINTS, RESULT
+from dat.train.log import WorkerLog, log, worker_log
 
 
 def train(
@@ -49,16 +51,18 @@ def train(
     go on from the last checkpoint in that folder. `resolution` is that of the pre-trained network,
     if there is one.
     """
-    with make_world(asked) as world:
+    with make_world(asked) as world, ExitStack() as stack:
         config, trainer, facts = world.together(lambda: _prepare(asked, world, resolution))
         found = world.together(lambda: _last(out, world)) if resume else None
         folder = world.together(lambda: _folder(out, world, overwrite, found))
+        stack.enter_context(worker_log(out, world))
         trainer.stopping = asked_to_stop()
+        trainer.listeners = [WorkerLog()]
         trainer.saver = Saver(
             out / CHECKPOINTS,
             every=config.train.save_every,
             keep=config.train.save_keep,
-            tell=_tell if world.first else _ignore,
+            tell=_tell if world.first else log.warning,
         )
         if world.first and not quiet:
             for line in facts.lines:
@@ -73,7 +77,7 @@ def train(
             )
             if not found:
                 folder.describe({"recipe": recipe} | resolved.dump(), world.size)
-            trainer.listeners = [folder] if quiet else [folder, Progress(str(out))]
+            trainer.listeners += [folder] if quiet else [folder, Progress(str(out))]
             for change in found.changes(trainer) if found else ():
                 _tell(change)
         records = trainer.fit(found)
@@ -136,18 +140,16 @@ def _last(out: Path, world: World) -> Resumption:
     """The checkpoint to go on from; all workers find the same."""
     if (out / RESULT).is_file():
         raise ValueError(f"{out}: the run is complete; there is nothing to resume")
-    found = Resumption.last(out / CHECKPOINTS, _tell if world.first else _ignore)
+    found = Resumption.last(out / CHECKPOINTS, _tell if world.first else log.warning)
     if found is None:
         raise ValueError(f"{out}: no checkpoint to resume from")
     return found
 
 
 def _tell(message: str) -> None:
+    """The first worker tells; the others write it into their logs."""
+    log.warning(message)
     print(message, file=sys.stderr)
-
-
-def _ignore(message: str) -> None:
-    """The first worker tells."""
 
 
 def asked_to_stop() -> Callable[[], bool]:

@@ -169,6 +169,14 @@ def test_the_last_few_are_kept(tmp_path: Path) -> None:
     assert all_checkpoints(tmp_path / "nowhere") == []
 
 
+def test_so_is_one_that_is_spared(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        put(tmp_path, step)
+    (tmp_path / "00000001" / "manifest.json").write_text("{}")  # broken: nobody asks for it
+    tidy(tmp_path, 1, lambda kept: kept["updates"] in (1, 2))
+    assert sorted(it.name for it in tmp_path.iterdir()) == ["00000002", "00000004"]
+
+
 def killed_at(root: Path, stage: int) -> int:
     """In a process of its own write a checkpoint, and die before the stage-th call to the system
     that the writing makes; the signal that ended it, or 0."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -111,7 +112,10 @@ def test_after_so_many_deaths_it_gives_up_and_says_who(tmp_path: Path) -> None:
         left = children(process)
     assert process.returncode == 1 and left == []
     *_, reason, hint = err.splitlines()
-    assert reason.startswith("error: worker ") and reason.endswith("was ended by SIGKILL")
+    told = re.fullmatch(r"error: worker \d was ended by SIGKILL \(its log: (.+)\)", reason)
+    assert told is not None, err
+    log = (tmp_path / told[1]).read_text()
+    assert log.count("of 2: process") == 2 and "epoch 1, step " in log
     assert hint.endswith("go on with: dat train --resume run") and "Traceback" not in err
     again = run([*DAT, "train", "--resume", "run", "--workers", "2", "--quiet"], tmp_path)
     assert again.returncode == 0, again.stderr

@@ -6,6 +6,7 @@ the backward.
 """
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -80,7 +81,8 @@ class Exchange:
             gradient_as_bucket_view=True,
             bucket_cap_mb=WHOLE if quantizer.whole else None,
         )
-        self._ddp.register_comm_hook(self, _sum_bucket)
+        # DDP keeps what it is given where the garbage collector cannot see the circle
+        self._ddp.register_comm_hook(weakref.proxy(self), _sum_bucket)
 
     def __call__(self, x: Tensor) -> Tensor:
         logits: Tensor = self._ddp(x)

@@ -182,6 +182,7 @@ class World:
     def close(self) -> None:
         """Leave the process group, if this object made it."""
         self.over.set()
+        atexit.unregister(self.close)
         if self.owner and dist.is_initialized():
             dist.destroy_process_group()
 

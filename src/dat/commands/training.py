@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dat.commands.arguments import Commands, quiet_argument, recipe_arguments, workers_argument
 from dat.commands.starting import free_folder, goes_on, starts_workers
-from dat.files import WEIGHTS
+from dat.files import WEIGHTS, log_file
 from dat.launch import is_worker, launch
 
 if TYPE_CHECKING:
@@ -212,7 +213,13 @@ def _fit(
             saved = any((out / "checkpoints").glob("[0-9]*"))
             return f"when that is mended, go on with: dat train --resume {out}" if saved else ""
 
-        return launch(arguments.workers, [*words, *place], restarts=arguments.restarts, hint=hint)
+        return launch(
+            arguments.workers,
+            [*words, *place],
+            restarts=arguments.restarts,
+            log=partial(log_file, out),
+            hint=hint,
+        )
     from dat.report import print_json, runs_table, warn
     from dat.train.checkpoint import has_checkpoint
     from dat.training import train

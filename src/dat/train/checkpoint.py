@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -186,9 +186,18 @@ def _manifest(place: Path) -> dict[str, Any]:
         raise Refused(f"{path}: not a manifest ({error})") from None
 
 
-def tidy(root: Path, keep: int) -> None:
-    """Remove all but the last few, and what was never finished."""
+def _spared(place: Path, spare: Callable[[Any], bool]) -> bool:
+    try:
+        return spare(_manifest(place)["state"])
+    except Refused:
+        return False
+
+
+def tidy(root: Path, keep: int, spare: Callable[[Any], bool] = lambda state: False) -> None:
+    """Remove all but the last few and those whose state is to be spared, and what was never
+    finished."""
     for old in all_checkpoints(root)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
+        if not _spared(old, spare):
+            shutil.rmtree(old, ignore_errors=True)
     for half in root.glob(".*.partial"):
         shutil.rmtree(half, ignore_errors=True)

@@ -9,6 +9,7 @@ best.safetensors       weights with the highest RA on the held-out images
 last.safetensors       weights after the last whole epoch
 ema-best/ema-last.*    the same of the averaged weights, where they are kept
 events/                TensorBoard
+logs/                  one file a worker: where it was, and the error that ended it
 checkpoints/           what it takes to go on, removed when the run is complete
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +169,7 @@ class Saver:
         packed = checkpoint.pack(state_of(trainer), tensors) if first else None
         tensors = checkpoint.copied(tensors)
         owners = trainer.world.size if own else 0
+        best = trainer.best.found.get("", (None, None))[1]
 
         def write() -> None:
             try:
@@ -175,7 +177,7 @@ class Saver:
                     checkpoint.write_own(self.root, step, rank, own)
                 if first:
                     checkpoint.write(self.root, step, packed, tensors, owners)
-                    checkpoint.tidy(self.root, self.keep)
+                    checkpoint.tidy(self.root, self.keep, partial(_ended_with, epoch=best))
                 self._failed = None
             except OSError as error:
                 self._failed = error.strerror or str(error)
@@ -206,6 +208,11 @@ class Saver:
     def close(self) -> None:
         """Wait for what is being written."""
         self._wait()
+
+
+def _ended_with(state: Any, epoch: int | None) -> bool:
+    """Whether this is what a run was at the end of that epoch."""
+    return len(state["records"]) == epoch and state["tally"]["step"] == 0
 
 
 def silent(message: str) -> None:
