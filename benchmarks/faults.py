@@ -4,8 +4,8 @@
 
 SIGKILL for a random one of three workers after a random number of steps, again and again, until the
 run has finished by itself; its weights are compared with those of a run that was left alone. The
-same with SIGSTOP, which the others notice by their timeout of five seconds. Then the default recipe in a loop in one process: resident memory, open files and child processes after
-every run.
+same with SIGSTOP, which the others notice by their timeout of five seconds. Then the default recipe
+in a loop in one process: resident memory, open files, threads and child processes after every run.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ def main() -> None:
     arguments = parser.parse_args()
     kills, stops = arguments.kills, arguments.stops
     with tempfile.TemporaryDirectory() as folder:
-        place, found = Path(folder), {}
+        place = Path(folder)
+        found: dict[str, Any] = {}
         found["seconds_alone"] = alone(kills, place)
         found["killed"] = disturbed(signal.SIGKILL, kills, kills, place)
         found["stopped"] = disturbed(signal.SIGSTOP, stops, kills, place)
