@@ -247,7 +247,7 @@ def test_every_network_answers_alike_without_batch_norms(name: str) -> None:
     net = used(build_model(name, CLASSES, width=2))
     model = normalized(net, [0.4, 0.5, 0.6], [0.2, 0.3, 0.25])
     x = images(size=16)
-    folded, note = fold(model, x[:4])
+    folded, note, _ = fold(model, x[:4])
     assert note == f"{len(norms_of(model))} batch norms folded"
     assert left_over(folded) == []
     check_alike(folded, model, x)
@@ -282,9 +282,28 @@ def state(model: nn.Module) -> list[object]:
 
 
 @every_model
+def test_a_copy_follows_what_its_model_learns(name: str) -> None:
+    net = build_model(name, CLASSES, width=2)
+    model, x = normalized(net, [0.4, 0.5, 0.6], [0.2, 0.3, 0.25]), images()
+    folded, _, follow = fold(model, x)
+    before = folded(x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model.train()
+    for _ in range(2):
+        model(x).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(folded(x), before)
+    follow()
+    assert not torch.equal(folded(x), before)
+    check_alike(folded, model.eval(), x)
+    again = fold(model, x).network
+    torch.testing.assert_close(folded(x), again(x), rtol=0, atol=0)
+
+
+@every_model
 def test_a_folded_network_is_frozen_and_shares_nothing(name: str) -> None:
     model = used(build_model(name, CLASSES, width=2))
-    folded, _ = fold(model, images())
+    folded, _, _ = fold(model, images())
     assert folded is not model
     assert not any(parameter.requires_grad for parameter in folded.parameters())
     theirs = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
@@ -300,7 +319,7 @@ def test_a_folded_network_is_frozen_and_shares_nothing(name: str) -> None:
 
 @every_model
 def test_a_sample_ignores_its_companions(name: str) -> None:
-    folded, _ = fold(used(build_model(name, CLASSES, width=2)), images())
+    folded, _, _ = fold(used(build_model(name, CLASSES, width=2)), images())
     x = images(5)
     alone = torch.cat([folded(image.unsqueeze(0)) for image in x])
     torch.testing.assert_close(folded(x), alone, rtol=1e-4, atol=1e-4)
@@ -310,7 +329,7 @@ def test_a_sample_ignores_its_companions(name: str) -> None:
 def test_the_input_is_left_alone(name: str) -> None:
     x = images()
     before = x.clone()
-    folded, _ = fold(used(build_model(name, CLASSES, width=2)), x)
+    folded, _, _ = fold(used(build_model(name, CLASSES, width=2)), x)
     answer(folded, x)
     assert torch.equal(x, before)
 
@@ -320,7 +339,7 @@ def test_memory_format_of_model_and_input_makes_no_difference(name: str) -> None
     model = used(build_model(name, CLASSES, width=2))
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = images()
-    folded, note = fold(model, x)
+    folded, note, _ = fold(model, x)
     assert "not folded" not in note
     check_alike(folded, model, x)
     check_alike(folded, model, x.to(memory_format=torch.channels_last))
@@ -348,7 +367,7 @@ def test_memory_format_of_model_and_input_makes_no_difference(name: str) -> None
 def test_what_a_batch_norm_may_be_behind(kind: type[Net], folded_norms: int) -> None:
     model, x = built(kind), images()
     before = x.clone()
-    folded, note = fold(model, x)
+    folded, note, _ = fold(model, x)
     assert note == f"{folded_norms} batch norms folded"
     check_alike(folded, model, x)
     check_alike(folded, model, images(3, size=12))
@@ -357,19 +376,19 @@ def test_what_a_batch_norm_may_be_behind(kind: type[Net], folded_norms: int) -> 
 
 @pytest.mark.parametrize("kind", [ConvTwice, OutputElsewhere])
 def test_a_layer_that_others_use_too_keeps_its_weights(kind: type[Net]) -> None:
-    folded, _ = fold(built(kind), images())
+    folded, _, _ = fold(built(kind), images())
     assert affines(folded) == 1
 
 
 def test_a_batch_norm_used_twice_stays() -> None:
-    folded, _ = fold(built(NormTwice), images())
+    folded, _, _ = fold(built(NormTwice), images())
     assert left_over(folded) == ["norm", "norm"]
 
 
 @pytest.mark.parametrize("kind", [DataBranch, ShapeBranch])
 def test_a_network_that_cannot_be_traced_is_taken_as_it_is(kind: type[Net]) -> None:
     model = built(kind)
-    folded, note = fold(model, images())
+    folded, note, _ = fold(model, images())
     assert folded is model
     assert note.startswith("not folded: cannot be traced (")
 
@@ -380,7 +399,7 @@ def test_a_network_that_cannot_be_traced_is_taken_as_it_is(kind: type[Net]) -> N
 def test_a_network_whose_copy_answers_otherwise_is_taken_as_it_is(kind: type[Net]) -> None:
     model = built(kind).train()
     with torch.random.fork_rng(devices=[]):
-        folded, note = fold(model, images())
+        folded, note, _ = fold(model, images())
     assert folded is model
     assert note == "not folded: the copy does not answer alike"
     assert all(module.training for module in model.modules())
@@ -407,7 +426,7 @@ def test_a_copy_whose_answers_are_no_numbers_is_none() -> None:
     nn.init.constant_(model.norm.weight, 1e10)
     x = images().round()
     assert model.eval()(x).isfinite().all()
-    folded, _ = fold(model, x)
+    folded, _, _ = fold(model, x)
     assert folded(x).isfinite().all()
 
 
@@ -450,7 +469,7 @@ def test_a_relu_overwrites_only_what_no_one_reads_again() -> None:
         OutputElsewhere: 1,
     }
     for kind, count in overwriting.items():
-        folded, _ = fold(built(kind), images())
+        folded, _, _ = fold(built(kind), images())
         assert isinstance(folded, torch.fx.GraphModule)
         found = [node for node in folded.graph.nodes if node.target is torch.relu_]
         assert len(found) == count, kind
@@ -458,7 +477,7 @@ def test_a_relu_overwrites_only_what_no_one_reads_again() -> None:
 
 def test_double_precision_stays_double() -> None:
     model, x = built(NormFirst).double(), images().double()
-    folded, note = fold(model, x)
+    folded, note, _ = fold(model, x)
     assert note == "2 batch norms folded"
     assert folded(x).dtype == torch.float64
     torch.testing.assert_close(folded(x), model.eval()(x))
@@ -472,7 +491,7 @@ def test_the_global_generator_is_left_alone_by_a_network_that_does_not_use_it() 
 
 def test_a_single_image_is_enough_to_try_it_on() -> None:
     model = built(NormFirst)
-    folded, note = fold(model, images(1))
+    folded, note, _ = fold(model, images(1))
     assert note == "2 batch norms folded"
     check_alike(folded, model, images())
 
