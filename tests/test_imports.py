@@ -41,6 +41,7 @@ def allowed() -> dict[str, frozenset[str]]:
 
     stack(COMPONENTS)
     below |= APART
+    stack(["compute"])
     rules["config"] = frozenset(below)  # it may name the components; they never import it
     stack(JOBS)
     rules["launch"] = frozenset()

@@ -169,6 +169,7 @@ def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
         ),
         loaders=config.data.loaders,
         attack_bn=config.train.attack_bn,
+        compute=config.compute,
         selection=PGD(steps=config.train.select_steps),
         select_by=config.train.select_by,
         select_every=config.train.select_every,

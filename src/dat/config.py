@@ -9,6 +9,7 @@ from typing import Any
 
 from dat.attacks import ATTACKS, Attack
 from dat.comm import PROTOCOLS, QUANTIZERS, Protocol, Quantizer
+from dat.compute import Compute
 from dat.data import AUGMENTATIONS, WEIGH_BY, Reading
 from dat.fields import SettingError, Settings, component, section, setting
 from dat.models import MODELS
@@ -238,6 +239,7 @@ class RunConfig(Settings):
     protocol: Protocol = component(
         PROTOCOLS, "default", "who sends it to whom; default is dense at 32 bits, else chunked"
     )
+    compute: Compute = section(Compute, "how a worker computes")
     comm: CommConfig = section(CommConfig, "where the workers run and how they talk")
 
     def __post_init__(self) -> None:

@@ -63,7 +63,7 @@ class Draws:
         """Independent streams for the same samples, e.g. for another restart of an attack."""
         return replace(self, key=derive(self.key, purpose, *coordinates))
 
-    def pick(self, rows: Tensor) -> Draws:
+    def pick(self, rows: Tensor | slice) -> Draws:
         """The streams of some of the samples."""
         return replace(self, index=self.index[rows])
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from dat.attacks import PGD
 from dat.comm import Exchange, Team, WorkerError, World
+from dat.compute import Engine
 from dat.data import ImageData, Source, Split, Supply
 from dat.models import build_model
 from dat.objectives import Adversarial
@@ -91,6 +92,7 @@ def attack_is_silent(world: World) -> Any:
             attack=PGD(steps=steps),
             objective=Adversarial(),
             exchange=(exchange := Exchange(build_model("cnn", 4, width=4), world)),
+            engine=Engine(exchange.module),
             team=Team(world),
             optimizer=LAMB()(exchange.module),
         )

@@ -12,6 +12,7 @@ from torch import nn
 
 from dat.attacks import PGD, Free
 from dat.comm import Exchange, Team, World
+from dat.compute import Engine
 from dat.data import ImageData, Source, Split, Supply
 from dat.models import build_model
 from dat.objectives import OBJECTIVES, Noisy
@@ -65,6 +66,7 @@ def main(folder: Path, size: int) -> None:
             attack=Free(replays=2) if mode == "free" else PGD(steps=3),
             objective=kind(sigma=0.2, copies=COPIES, **settings),
             exchange=Exchange(model, world),
+            engine=Engine(model),
             team=team,
             optimizer=SGD()(model),
             attack_bn="train" if mode == "train" else "eval",

@@ -108,6 +108,12 @@ class Exchange:
         for memory, left in zip(memories, kept, strict=True):
             memory.left.copy_(left)
 
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Forward and backward passes in here add to the gradient, and nothing is sent."""
+        with self._ddp.no_sync():
+            yield
+
     def close(self) -> None:
         """End the threads that exchange; all workers do. The module stays."""
         self.reducer.close()

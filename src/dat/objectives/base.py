@@ -77,7 +77,7 @@ class Batch:
         draws = Draws.of(seed, "objective", index=index)
         return cls(x, y, draws, ThreatModel() if threat is None else threat)
 
-    def pick(self, rows: Tensor) -> Batch:
+    def pick(self, rows: Tensor | slice) -> Batch:
         """Some of the samples, with their own streams."""
         weight = self.weight[rows] if isinstance(self.weight, Tensor) else self.weight
         draws = self.draws.pick(rows)

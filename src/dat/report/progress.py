@@ -69,6 +69,7 @@ class Progress(Listener):
             f"{trainer.epochs} epochs of {trainer.steps} steps, batch {trainer.batch}",
             markup=False,
         )
+        self._console.print(f"computes: {', '.join(trainer.engine.notes)}", markup=False)
         self._bar.start()
         done = len(trainer.records) * trainer.steps + trainer.tally.step
         total = trainer.epochs * trainer.steps

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dat.attacks import Attack, Free, attack_mode
 from dat.comm import Exchange, Team, Traffic
+from dat.compute import Engine
 from dat.data import UNLABELLED, Augmentation, Supply, as_floats
 from dat.objectives import Batch, Objective, Outcome
 from dat.rng import Draws
@@ -60,6 +61,8 @@ class Worker:
     attack: Attack
     objective: Objective
     exchange: Exchange
+    engine: Engine
+    """How the network is computed."""
     team: Team
     """Who has the same images."""
     optimizer: torch.optim.Optimizer
@@ -83,7 +86,7 @@ class Worker:
         x, y, index, weight = self.supply.draw(epoch, number, device)
         streams = Draws.of(self.seed, "augment", epoch, number, index=index)
         draws = Draws.of(self.seed, "objective", epoch, step, index=index)
-        x = as_floats(self.augmentation(x, streams))
+        x = self.engine.lay(as_floats(self.augmentation(x, streams)))
         return Batch(x, y, draws, self.threat, self.team, weight)
 
     def perturb(self, batch: Batch, epoch: int, step: int) -> Tensor:
@@ -93,9 +96,16 @@ class Worker:
             again = step % self.replays and self.replayed
             x_adv = self.replayed[0] if again else self.attack.start(batch.x, self.threat, streams)
             return x_adv.requires_grad_(True)
-        model = self.exchange.module
+        model = self.engine.target(eval_mode=self.attack_bn == "eval")
+        network = self.engine.cast(model)
         with attack_mode(model, self.attack_bn), self.team.one_batch(model):
-            return self.attack(self.objective.phi(model, batch), batch.x, self.threat, streams)
+            found = [
+                self.attack(
+                    self.objective.phi(network, piece), piece.x, self.threat, streams.pick(rows)
+                )
+                for rows, piece in self.pieces(batch)
+            ]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def remember(self, batch: Batch, x_adv: Tensor) -> None:
         """Free AT: the backward pass of the update has given the attack's gradient as well."""
@@ -105,12 +115,27 @@ class Worker:
             further = self.attack.ascend(x_adv.detach(), gradient, batch.x, self.threat)
             self.replayed[:] = [further]
 
+    def pieces(self, batch: Batch) -> list[tuple[slice, Batch]]:
+        """What is computed at a time."""
+        cuts = self.engine.pieces(len(batch.y))
+        return [(rows, batch.pick(rows) if len(cuts) > 1 else batch) for rows in cuts]
+
     def forward(self, batch: Batch, x_adv: Tensor) -> Outcome:
-        """The objective at the worker's share of the batch."""
+        """The objective at the worker's share of the batch; of several pieces, all but the last
+        have had their backward pass as well, and nothing was exchanged."""
         self.optimizer.zero_grad()
         x_adv.grad = None  # that of free AT, from AWP's own pass
-        with self.team.one_batch(self.exchange.module):
-            return self.objective.loss(self.exchange, batch, x_adv)
+        network, engine = self.engine.cast(self.exchange), self.engine
+        *early, (rows, last) = self.pieces(batch)
+        done = []
+        with self.team.one_batch(self.exchange.module), engine.recomputing():
+            for some, piece in early:
+                with self.exchange.silent():
+                    outcome = self.objective.loss(network, piece, x_adv[some])
+                    self.backward(outcome, piece)
+                done.append(Outcome(outcome.loss.detach(), outcome.logits.detach()))
+            done.append(self.objective.loss(network, last, x_adv[rows] if early else x_adv))
+        return done[0] if not early else Outcome(*map(torch.cat, zip(*done, strict=True)))
 
     def backward(self, outcome: Outcome, batch: Batch) -> None:
         """The worker's share of the gradient of the mean, which the exchange sums up."""

@@ -20,6 +20,7 @@ from dat.comm import (
     World,
     check_team,
 )
+from dat.compute import Compute, Engine
 from dat.data import Augmentation, Dealing, ImageData, Mix, Parts, supply
 from dat.evaluation import Accuracy
 from dat.objectives import Adversarial, Objective
@@ -68,6 +69,8 @@ class Trainer:
     loaders: int | None = None
     """Processes that decode pictures; none: this worker's share of the cores."""
     attack_bn: str = "eval"
+    compute: Compute = field(default_factory=Compute)
+    """How the network is computed on this machine."""
     selection: Attack = field(default_factory=PGD)
     """The attack on the held-out images."""
     select_by: str = "ra"
@@ -106,6 +109,10 @@ class Trainer:
         self.protocol.check(self.quantizer, self.world.size)
         check_team(self.world.size, self.team)
         self.objective.check_team(self.team)
+        if self.compute.recompute and self.team > 1:
+            raise ValueError(
+                "compute.recompute: not for teams, as their batch norms meet; use train.team = 1"
+            )
         self.model.to(self.world.device)
         if self.unlabelled is not None and not self.unlabelled.has_labels:
             self.objective.check_labels()
@@ -161,6 +168,11 @@ class Trainer:
 
     def _connect(self) -> None:
         """Meet the other workers; from here on all have the first one's weights."""
+        some = self.supply.sources[0].data
+        images, _ = some.batch(torch.arange(min(8, len(some))), self.world.device)
+        work = self.epochs * self.samples * self.attack.cost() // self.world.size
+        with seeded(self.world.device, self.seed, "engine"):
+            self.engine = Engine.of(self.model, self.compute, images, work)
         exchange = Exchange(
             self.model,
             self.world,
@@ -176,6 +188,7 @@ class Trainer:
             attack=self.attack,
             objective=self.objective,
             exchange=exchange,
+            engine=self.engine,
             team=Team(self.world, self.team, exchange.ledger),
             optimizer=self._minimiser,
             seed=self.seed,

@@ -1,0 +1,230 @@
+"""How a worker computes, whatever the method: layout, copies, compilation, precision, pieces.
+
+None of it changes what is computed but for rounding (and batch norm, which sees a piece at a time
+where a batch is computed in pieces).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from dat.attacks import attack_mode
+from dat.fields import SettingError, Settings, setting
+from dat.models import Folded, fold
+from dat.objectives.base import Network
+
+COMPILE_FROM = 5_000_000
+"""Images times passes that make up for a minute of compilation, where `auto` decides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute(Settings):
+    """What is asked of the machine, not of the method."""
+
+    layout: str = setting(
+        "auto",
+        "how images lie in memory: channels-last, as convolutions like it, or as given; auto is "
+        "channels-last where the network can take it",
+        choices=("auto", "channels-last", "given"),
+    )
+    fold: bool = setting(True, "attack a frozen copy of the network, with batch norms folded in")
+    compile: str = setting(
+        "auto",
+        "compile the network that is attacked; auto does on cuda, if there is enough to do",
+        choices=("auto", "on", "off"),
+    )
+    precision: str = setting(
+        "float32",
+        "in which the network computes, forward and backward; weights and sums stay in float32",
+        choices=("float32", "bfloat16"),
+    )
+    pieces: int = setting(
+        1, "in how many pieces, one after the other, a worker computes its share of a batch", ge=1
+    )
+    recompute: bool = setting(
+        False, "keep no activations inside blocks, compute them again: less memory, more time"
+    )
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A network and its machine: as it is attacked, and as it learns."""
+
+    model: nn.Module
+    compute: Compute = field(default_factory=Compute)
+    folded: Folded | None = None
+    """The copy that is attacked."""
+    format: torch.memory_format = torch.contiguous_format
+    notes: tuple[str, ...] = ()
+    """What was chosen, in words."""
+    blocks: tuple[nn.Module, ...] = ()
+    """What is computed again in the backward pass."""
+
+    @classmethod
+    def of(cls, model: nn.Module, compute: Compute, x: Tensor, work: int) -> Engine:
+        """Set up for images like `x`, and so many passes of an image in all; the model's weights
+        are laid out anew. Every worker decides alike."""
+        notes = []
+        last, note = _layout(model, compute.layout, x)
+        form = torch.channels_last if last else torch.contiguous_format
+        model.to(memory_format=form)  # type: ignore[call-overload]
+        notes.append(note)
+        folded = None
+        if compute.fold:
+            with attack_mode(model):
+                folded = fold(model, x)
+            notes.append(folded.note)
+        network, note = _compiled(folded.network if folded else model, compute, x, work)
+        if folded and network is not None:
+            folded = folded._replace(network=network)
+        notes.append(note)
+        if compute.precision != "float32":
+            notes.append(compute.precision)
+        blocks = _blocks(model) if compute.recompute else ()
+        return cls(model, compute, folded, form, tuple(it for it in notes if it), blocks)
+
+    def lay(self, x: Tensor) -> Tensor:
+        """Images as the network likes them."""
+        return x.contiguous(memory_format=self.format) if x.dim() == 4 else x
+
+    def target(self, *, eval_mode: bool) -> nn.Module:
+        """The network to attack: its copy, brought up to date, or itself."""
+        if self.folded is None or not eval_mode:
+            return self.model
+        self.folded.follow()
+        return self.folded.network
+
+    def pieces(self, count: int) -> list[slice]:
+        """A worker's images, a piece at a time."""
+        parts = min(self.compute.pieces, max(count, 1))
+        ends = [number * count // parts for number in range(parts + 1)]
+        return [slice(*pair) for pair in pairwise(ends)]
+
+    def cast(self, network: Network) -> Network:
+        """The network in the precision that was chosen; its logits are float32 again."""
+        if self.compute.precision == "float32":
+            return network
+        kind = getattr(torch, self.compute.precision)
+
+        def computed(x: Tensor) -> Tensor:
+            with torch.autocast(x.device.type, kind):
+                return network(x).float()
+
+        return computed
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """A forward pass in here keeps what enters a block, and not what is inside."""
+        with ExitStack() as stack:
+            for block in self.blocks:
+                stack.enter_context(_recomputed(block))
+            yield
+
+
+def _layout(model: nn.Module, asked: str, x: Tensor) -> tuple[bool, str]:
+    """Whether the channels come last."""
+    if asked == "given" or x.dim() != 4:
+        return False, ""
+    convolutional = any(isinstance(it, nn.Conv2d) for it in model.modules())
+    if asked == "auto" and not convolutional:
+        return False, ""
+    before = [(it, it.detach().clone()) for it in (*model.parameters(), *model.buffers())]
+    try:
+        with attack_mode(model), torch.no_grad():
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model(x.contiguous(memory_format=torch.channels_last))
+        return True, "channels last"
+    except RuntimeError as error:
+        if asked != "auto":
+            reason = " ".join(str(error).split())
+            raise SettingError(f"compute.layout = {asked}: the model fails ({reason})") from None
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        return False, "channels not last: the model cannot take it (view? use reshape or flatten)"
+    finally:
+        with torch.no_grad():
+            for tensor, value in before:  # a model may count its passes
+                tensor.copy_(value)
+
+
+def _compiled(
+    network: nn.Module, compute: Compute, x: Tensor, work: int
+) -> tuple[nn.Module | None, str]:
+    """The network compiled, if it is to be, and a word on it."""
+    if compute.compile == "off" or (compute.compile == "auto" and x.device.type != "cuda"):
+        return None, ""  # on CPUs folding has gained what there is to gain
+    if compute.compile == "auto" and work < COMPILE_FROM:
+        return None, "not compiled: little to do"
+    if not compute.fold:
+        raise SettingError("compute.compile = on: compiles the copy; set compute.fold = true")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache/dat/compiled"))
+    compiled: Any = torch.compile(network, dynamic=False)
+    try:
+        probe = x.detach().clone().requires_grad_(True)
+        torch.autograd.grad(compiled(probe).sum(), probe)
+    except Exception as error:  # whatever a compiler or a network that it cannot take comes up with
+        if compute.compile == "auto":
+            return None, f"not compiled: {type(error).__name__}"
+        reason = str(error).strip().splitlines()[0]
+        raise SettingError(f"compute.compile = on: cannot be compiled ({reason})") from error
+    return compiled, "compiled"
+
+
+def _blocks(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Members of a sequence that have parts of their own and are no sequence themselves."""
+    sequences = (nn.Sequential, nn.ModuleList)
+    found = {
+        id(child): child
+        for module in model.modules()
+        if isinstance(module, sequences)
+        for child in module.children()
+        if not isinstance(child, sequences) and any(child.children())
+    }
+    blocks = tuple(
+        block
+        for block in found.values()
+        if not any(id(it) in found for it in list(block.modules())[1:])
+    )
+    if not blocks:
+        raise SettingError(
+            "compute.recompute: the model has no blocks, modules with parts of their own within an "
+            "nn.Sequential or nn.ModuleList"
+        )
+    return blocks
+
+
+@contextmanager
+def _recomputed(block: nn.Module) -> Iterator[None]:
+    plain: Callable[..., Any] = block.forward
+    norms = [it for it in block.modules() if isinstance(it, _BatchNorm) and it.track_running_stats]
+
+    @contextmanager
+    def unseen() -> Iterator[None]:
+        """The second time, batch norms must not count the images again."""
+        for norm in norms:
+            norm.track_running_stats = False
+        try:
+            yield
+        finally:
+            for norm in norms:
+                norm.track_running_stats = True
+
+    def forward(*arguments: Any, **options: Any) -> Any:
+        both = lambda: (nullcontext(), unseen())  # noqa: E731
+        return checkpoint(plain, *arguments, use_reentrant=False, context_fn=both, **options)
+
+    block.forward = forward
+    try:
+        yield
+    finally:
+        del block.forward
