@@ -44,6 +44,8 @@ def make_world(config: RunConfig) -> World:
         threads=comm.threads,
         timeout=comm.timeout,
         deterministic=comm.deterministic,
+        allocator=comm.allocator,
+        pin=comm.pin,
     )
 
 

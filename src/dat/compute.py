@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dat.attacks import attack_mode
 from dat.fields import SettingError, Settings, setting
-from dat.models import Folded, fold
+from dat.models import Folded, alike, fold
 from dat.objectives.base import Network
 
 COMPILE_FROM = 5_000_000
@@ -70,6 +70,8 @@ class Engine:
     """What was chosen, in words."""
     blocks: tuple[nn.Module, ...] = ()
     """What is computed again in the backward pass."""
+    x: Tensor | None = None
+    """Some images."""
 
     @classmethod
     def of(cls, model: nn.Module, compute: Compute, x: Tensor, work: int) -> Engine:
@@ -92,7 +94,17 @@ class Engine:
         if compute.precision != "float32":
             notes.append(compute.precision)
         blocks = _blocks(model) if compute.recompute else ()
-        return cls(model, compute, folded, form, tuple(it for it in notes if it), blocks)
+        return cls(model, compute, folded, form, tuple(it for it in notes if it), blocks, x)
+
+    def checked(self) -> Engine:
+        """Itself, or without the copy if that no longer answers as the model does: something that
+        is no weight has changed since it was traced."""
+        if self.folded is None or self.x is None:
+            return self
+        self.folded.follow()
+        if alike(self.model, self.folded.network, self.x):
+            return self
+        return replace(self, folded=None, notes=(*self.notes, "the copy was given up: not alike"))
 
     def lay(self, x: Tensor) -> Tensor:
         """Images as the network likes them."""
@@ -136,9 +148,14 @@ def _layout(model: nn.Module, asked: str, x: Tensor) -> tuple[bool, str]:
     """Whether the channels come last."""
     if asked == "given" or x.dim() != 4:
         return False, ""
-    convolutional = any(isinstance(it, nn.Conv2d) for it in model.modules())
-    if asked == "auto" and not convolutional:
+    layers = [it for it in model.modules() if isinstance(it, nn.Conv2d)]
+    if asked == "auto" and not layers:
         return False, ""
+    if x.device.type == "cpu" and any(map(_corrupts, layers)):
+        reason = "a strided 1 x 1 convolution of channels that are no multiple of 8"
+        if asked != "auto":
+            raise SettingError(f"compute.layout = {asked}: torch may crash on {reason}; use auto")
+        return False, f"channels not last: {reason}"
     before = [(it, it.detach().clone()) for it in (*model.parameters(), *model.buffers())]
     try:
         with attack_mode(model), torch.no_grad():
@@ -155,6 +172,14 @@ def _layout(model: nn.Module, asked: str, x: Tensor) -> tuple[bool, str]:
         with torch.no_grad():
             for tensor, value in before:  # a model may count its passes
                 tensor.copy_(value)
+
+
+def _corrupts(layer: nn.Conv2d) -> bool:
+    """torch 2.13 on AVX2: where the channels lie last, the weight's gradient of a 1 x 1 convolution
+    with a stride and fewer than 8 input channels is written beyond its memory. Only multiples of 8
+    are taken for safe."""
+    strided = layer.kernel_size == (1, 1) and max(layer.stride) > 1
+    return strided and bool((layer.in_channels // layer.groups) % 8)
 
 
 def _compiled(
@@ -211,13 +236,16 @@ def _recomputed(block: nn.Module) -> Iterator[None]:
     @contextmanager
     def unseen() -> Iterator[None]:
         """The second time, batch norms must not count the images again."""
+        before = [(norm, norm.momentum) for norm in norms]
         for norm in norms:
-            norm.track_running_stats = False
+            norm.momentum = 0.0
         try:
             yield
         finally:
-            for norm in norms:
-                norm.track_running_stats = True
+            for norm, momentum in before:
+                norm.momentum = momentum
+                if norm.training and norm.num_batches_tracked is not None:
+                    norm.num_batches_tracked.sub_(1)
 
     def forward(*arguments: Any, **options: Any) -> Any:
         both = lambda: (nullcontext(), unseen())  # noqa: E731

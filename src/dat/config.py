@@ -216,6 +216,13 @@ class CommConfig(Settings):
     )
     threads: int | None = setting(None, "CPU threads a worker; none shares the cores out", ge=1)
     deterministic: bool = setting(True, "repeatable kernels on cuda; false may be faster")
+    allocator: str = setting(
+        "tuned",
+        "tuned: freed memory is kept for the next tensors, where the C library is glibc; system: "
+        "it is left alone",
+        choices=("tuned", "system"),
+    )
+    pin: bool = setting(False, "bind each worker to its share of the machine's cores")
     timeout: float = setting(300.0, "seconds to wait for a silent worker", gt=0)
 
 

@@ -76,7 +76,7 @@ def train(
                 protocol=trainer.protocol,
             )
             if not found:
-                folder.describe({"recipe": recipe} | resolved.dump(), world.size)
+                folder.describe({"recipe": recipe} | resolved.dump(), world)
             trainer.listeners += [folder] if quiet else [folder, Progress(str(out))]
             for change in found.changes(trainer) if found else ():
                 _tell(change)

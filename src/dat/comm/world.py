@@ -13,13 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
+
+from dat.comm.surroundings import keep_pages, stay_on_cores
 
 T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -70,6 +72,8 @@ class World:
     """Set when this worker leaves."""
     callers: list[int] = field(default_factory=list)
     """Whose roll call this worker has answered."""
+    surroundings: dict[str, Any] = field(default_factory=dict)
+    """What was done about its process."""
 
     @classmethod
     def join(
@@ -80,6 +84,8 @@ class World:
         threads: int | None = None,
         timeout: float = 300.0,
         deterministic: bool = True,
+        allocator: str = "system",
+        pin: bool = False,
     ) -> World:
         """Join the workers that torchrun started, or be alone when nobody did.
 
@@ -88,6 +94,10 @@ class World:
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         place = _device(device, local_rank, local_size)
+        tuned = allocator == "tuned"
+        around: dict[str, Any] = {"allocator": keep_pages() if tuned else "as the system has it"}
+        if pin:
+            around["cores"] = stay_on_cores(local_rank, local_size)
         if place.type == "cuda":
             torch.cuda.set_device(place)
             torch.backends.cudnn.deterministic = deterministic
@@ -95,9 +105,8 @@ class World:
             # torchrun would leave each worker one thread; what the machine has is shared out
             torch.set_num_threads(threads or max(1, cores() // local_size))
         if dist.is_initialized():
-            return cls(
-                dist.get_rank(), dist.get_world_size(), place, dist.get_backend(), False, timeout
-            )
+            rank, size, backend = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+            return cls(rank, size, place, backend, False, timeout, surroundings=around)
         if backend == "auto":
             backend = "nccl" if place.type == "cuda" else "gloo"
         if backend == "nccl" and place.type != "cuda":
@@ -115,7 +124,8 @@ class World:
             _stay_on_loopback()
             store, rank, size = HashStore(), 0, 1
         dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=size)
-        world = cls(rank, size, place, backend, True, timeout, PrefixStore("dat", store))
+        own = PrefixStore("dat", store)
+        world = cls(rank, size, place, backend, True, timeout, own, surroundings=around)
         atexit.register(world.close)  # a script that does not close it must still end cleanly
         if size > 1:
             threading.Thread(target=world._answer, args=(world.over,), daemon=True).start()

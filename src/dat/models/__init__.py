@@ -5,7 +5,7 @@ Each takes images in [0, 1] of any size and gives logits. To add one: a file her
 """
 
 from dat.models.factory import MODELS, build_model
-from dat.models.folding import Folded, fold
+from dat.models.folding import Folded, alike, fold
 from dat.models.normalize import Normalize, normalized
 from dat.models.transfer import (
     Block,
@@ -24,6 +24,7 @@ __all__ = [
     "Folded",
     "Normalize",
     "Resized",
+    "alike",
     "blocks",
     "build_model",
     "find_head",

@@ -119,7 +119,7 @@ def fold(model: nn.Module, x: Tensor) -> Folded:
         parameter.requires_grad_(False)
     follow = _follower(model, twin, links)
     follow()
-    if not _alike(model, twin, x):
+    if not alike(model, twin, x):
         return Folded(model, "not folded: the copy does not answer alike")
     return Folded(twin, f"{len(links)} batch norms folded", follow)
 
@@ -215,7 +215,7 @@ def _overwrite(twin: fx.GraphModule) -> None:
 
 
 @torch.no_grad()
-def _alike(model: nn.Module, twin: nn.Module, x: Tensor) -> bool:
+def alike(model: nn.Module, twin: nn.Module, x: Tensor) -> bool:
     """On a batch, on another one, and on a single image: a branch or a random number that tracing
     has frozen shows up as a difference."""
     was_training = [(module, module.training) for module in model.modules()]

@@ -27,6 +27,7 @@ import torch
 import yaml
 from torch import nn
 
+from dat.comm import World
 from dat.files import write_whole
 from dat.train.records import EpochRecord, Listener
 from dat.train.sentinel import Collapse
@@ -64,10 +65,10 @@ class RunFolder(Listener):
         path.mkdir(parents=True)
         return cls(path)
 
-    def describe(self, config: dict[str, Any], workers: int) -> None:
+    def describe(self, config: dict[str, Any], world: World) -> None:
         """Write down what is about to run, and where."""
         write_whole(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
-        _write_json(self.path / "environment.json", environment(workers))
+        _write_json(self.path / "environment.json", environment(world))
 
     def started(self, trainer: Trainer) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -125,7 +126,7 @@ def _line(record: EpochRecord) -> str:
     return json.dumps(values) + "\n"
 
 
-def environment(workers: int) -> dict[str, Any]:
+def environment(world: World) -> dict[str, Any]:
     """What might explain a difference between two runs."""
     import numpy
 
@@ -139,8 +140,9 @@ def environment(workers: int) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": platform.processor() or platform.machine(),
         "cuda": torch.version.cuda,
-        "workers": workers,
+        "workers": world.size,
         "threads": torch.get_num_threads(),
+        **world.surroundings,
         "command": sys.argv[1:],
         "launch": os.environ.get("TORCHELASTIC_RUN_ID"),
     }

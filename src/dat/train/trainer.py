@@ -302,6 +302,9 @@ class Trainer:
         """The steps of an epoch, and what they came to; none if all of it was undone."""
         self.model.train()
         tally, steps = self.tally, self.steps
+        if tally.step == 0 and epoch:
+            with seeded(self.world.device, self.seed, "engine"):
+                self.worker = replace(self.worker, engine=self.worker.engine.checked())
         tally.start()
         while tally.step < steps:
             step = tally.step

@@ -1,0 +1,230 @@
+"""How a worker computes does not change what it computes, but for rounding."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dat.attacks import FGSM, PGD, Attack, Free
+from dat.comm import World
+from dat.compute import Compute, Engine
+from dat.data import ImageData
+from dat.fields import SettingError
+from dat.models import build_model, normalized
+from dat.objectives import TRADES, Adversarial, Objective, Smooth
+from dat.optim import SGD
+from dat.threat import ThreatModel
+from dat.train import Trainer
+from dat.train.step import dat_step
+
+PLAIN = Compute(layout="given", fold=False)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with World.join(device="cpu", threads=1) as joined:
+        yield joined
+
+
+def images(count: int = 12) -> ImageData:
+    random = torch.Generator().manual_seed(3)
+    x = torch.rand((count, 3, 8, 8), generator=random)
+    return ImageData.of(x, torch.arange(count) % 4, classes=4)
+
+
+def trainer(
+    world: World,
+    compute: Compute,
+    model: nn.Module | None = None,
+    attack: Attack | None = None,
+    objective: Objective | None = None,
+    **options: Any,
+) -> Trainer:
+    net = model or normalized(build_model("preact-resnet18", 4, width=8), [0.5] * 3, [0.25] * 3)
+    made = Trainer(
+        model=net,
+        data=images(),
+        holdout=None,
+        threat=ThreatModel(eps=0.05),
+        attack=attack or PGD(steps=3),
+        objective=objective or Adversarial(clean_weight=1.0),
+        optimizer=SGD(lr=0.05),
+        batch=12,
+        epochs=1,
+        world=world,
+        compute=compute,
+        **options,
+    )
+    made._connect()
+    return made
+
+
+def stepped(made: Trainer, steps: int = 2) -> tuple[list[float], dict[str, Tensor]]:
+    """The losses of some steps, and all weights and statistics after them."""
+    losses = [dat_step(made.worker, 0, step).loss for step in range(steps)]
+    return losses, {name: it.clone() for name, it in made.model.state_dict().items()}
+
+
+def check_same(one: Trainer, other: Trainer, *, rtol: float = 2e-3) -> None:
+    (losses, state), (wanted, expected) = stepped(one), stepped(other)
+    assert losses == pytest.approx(wanted, rel=rtol)
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name], value, rtol=20 * rtol, atol=rtol, msg=name)
+
+
+@pytest.mark.parametrize("attack", [PGD(steps=3), FGSM()], ids=["pgd", "fgsm"])
+@pytest.mark.parametrize(
+    "objective", [Adversarial(), TRADES(), Smooth(sigma=0.1, copies=2)], ids=["at", "trades", "s"]
+)
+def test_layout_and_copy_change_nothing(world: World, attack: Attack, objective: Objective) -> None:
+    fast = trainer(world, Compute(), attack=attack, objective=objective)
+    assert fast.engine.notes == ("channels last", "16 batch norms folded")
+    check_same(fast, trainer(world, PLAIN, attack=attack, objective=objective))
+
+
+def test_the_copy_is_attacked_with_what_the_model_has_learnt(world: World) -> None:
+    made = trainer(world, Compute())
+    stepped(made, 3)
+    x = images().tensor()
+    copy = made.engine.target(eval_mode=True)
+    assert copy is not made.model and made.engine.target(eval_mode=False) is made.model
+    torch.testing.assert_close(copy(x), made.model.eval()(x), rtol=1e-4, atol=1e-4)
+
+
+def cnn() -> nn.Module:
+    """Without batch norm, which would see a piece at a time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 4))
+
+
+@pytest.mark.parametrize("attack", [PGD(steps=2), Free(replays=2)], ids=["pgd", "free"])
+@pytest.mark.parametrize("objective", [Adversarial(clean_weight=1.0), TRADES()])
+@pytest.mark.parametrize("pieces", [2, 5, 40])
+def test_pieces_add_up_to_the_batch(
+    world: World, attack: Attack, objective: Objective, pieces: int
+) -> None:
+    whole = trainer(world, Compute(), cnn(), attack, objective)
+    cut = trainer(world, Compute(pieces=pieces), cnn(), attack, objective)
+    assert [len(range(12)[it]) for it in cut.engine.pieces(12)] == {
+        2: [6, 6],
+        5: [2, 2, 3, 2, 3],
+        40: [1] * 12,
+    }[pieces]
+    check_same(cut, whole, rtol=1e-5)
+
+
+def test_with_pieces_and_awp_as_well(world: World) -> None:
+    from dat.train.perturbation import WeightAttack
+
+    awp = WeightAttack(0.01)
+    whole = trainer(world, Compute(), cnn(), weight_attack=awp)
+    check_same(trainer(world, Compute(pieces=3), cnn(), weight_attack=awp), whole, rtol=1e-5)
+
+
+def kept_bytes(made: Trainer) -> int:
+    """What a forward pass keeps for its backward pass."""
+    total = 0
+
+    def keep(it: Tensor) -> Tensor:
+        nonlocal total
+        total += it.nbytes
+        return it
+
+    batch = made.worker.draw(0, 0)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda it: it):
+        made.worker.backward(made.worker.forward(batch, batch.x), batch)
+    return total
+
+
+def test_blocks_that_are_computed_again_keep_less_and_change_no_bit(world: World) -> None:
+    plain, again = (trainer(world, Compute(recompute=it)) for it in (False, True))
+    losses, state = stepped(again)
+    wanted, expected = stepped(plain)
+    assert losses == wanted
+    assert all(torch.equal(state[name], value) for name, value in expected.items())
+    assert kept_bytes(again) < kept_bytes(plain) / 2
+    assert "forward" not in vars(again.engine.blocks[0])  # found as it was
+
+
+def test_a_network_without_blocks_says_so(world: World) -> None:
+    with pytest.raises(SettingError, match=r"compute.recompute: the model has no blocks"):
+        trainer(world, Compute(recompute=True), cnn())
+
+
+def test_mixed_precision_stays_near(world: World) -> None:
+    low = trainer(world, Compute(precision="bfloat16"))
+    assert low.engine.notes[-1] == "bfloat16"
+    losses, state = stepped(low)
+    wanted, _ = stepped(trainer(world, Compute()))
+    assert losses == pytest.approx(wanted, rel=0.05) and losses != wanted
+    assert all(it.dtype != torch.bfloat16 for it in state.values())
+
+
+class Viewing(nn.Module):
+    """Many networks end like this."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 6, 3), nn.Linear(216, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return self.head(x.view(len(x), -1))  # type: ignore[no-any-return]
+
+
+def test_a_network_that_cannot_take_the_layout_keeps_its_own(world: World) -> None:
+    made = trainer(world, Compute(fold=False), Viewing())
+    assert made.engine.notes[0].startswith("channels not last: the model cannot take it")
+    stepped(made)
+    with pytest.raises(SettingError, match=r"compute.layout = channels-last: the model fails"):
+        trainer(world, Compute(layout="channels-last"), Viewing())
+
+
+def test_a_network_that_torch_would_crash_on_keeps_its_own(world: World) -> None:
+    narrow = build_model("preact-resnet18", 4, width=4)
+    made = trainer(world, Compute(), narrow)
+    assert "a strided 1 x 1 convolution" in made.engine.notes[0]
+    stepped(made)
+    with pytest.raises(SettingError, match=r"compute.layout = channels-last: torch may crash"):
+        trainer(world, Compute(layout="channels-last"), narrow)
+
+
+class Annealed(nn.Module):
+    """What it does depends on something that is no weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.temperature = cnn(), 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) / self.temperature  # type: ignore[no-any-return]
+
+
+def test_a_copy_that_is_no_longer_alike_is_given_up() -> None:
+    model, x = Annealed(), images().tensor()
+    engine = Engine.of(model, Compute(), x, 0)
+    assert engine.checked() is engine and engine.target(eval_mode=True) is not model
+    model.temperature = 2.0
+    changed = engine.checked()
+    assert changed.target(eval_mode=True) is model and "given up" in changed.notes[-1]
+
+
+def test_auto_compiles_only_where_it_pays() -> None:
+    model, x = cnn(), images().tensor()
+    assert "compiled" not in " ".join(Engine.of(model, Compute(), x, 10**12).notes)  # a CPU
+    with pytest.raises(SettingError, match=r"compute.compile = on: compiles the copy"):
+        Engine.of(model, Compute(compile="on", fold=False), x, 0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its own functions
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+def test_a_compiled_copy_answers_alike_and_follows(world: World) -> None:
+    made = trainer(world, Compute(compile="on"), cnn())
+    assert made.engine.notes[-1] == "compiled"
+    check_same(made, trainer(world, Compute(), cnn()), rtol=1e-4)
