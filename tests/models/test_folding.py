@@ -475,6 +475,32 @@ def test_a_relu_overwrites_only_what_no_one_reads_again() -> None:
         assert len(found) == count, kind
 
 
+class Sums(Net):
+    """Each sum may overwrite a layer's output, but not what others read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.one(x)  # overwrites the convolution's output
+        z = F.relu(y + self.two(y))  # again, and the ReLU overwrites the sum
+        w = z + z
+        w = w + 1.0
+        return self.end(self.again(self.conv(w + torch.tanh(z))))
+
+
+def test_sums_overwrite_only_what_no_one_reads_again() -> None:
+    model, x = built(Sums), images()
+    folded = fold(model, x).network
+    assert isinstance(folded, torch.fx.GraphModule)
+    targets = [node.target for node in folded.graph.nodes]
+    assert targets.count("add_") == 2 and targets.count(torch.relu_) == 1
+    before = x.clone()
+    check_alike(folded, model, x)
+    assert torch.equal(x, before)
+
+
 def test_double_precision_stays_double() -> None:
     model, x = built(NormFirst).double(), images().double()
     folded, note, _ = fold(model, x)

@@ -10,6 +10,7 @@ like them. Where the network learns between attacks, its copy follows it.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -202,16 +203,30 @@ def _with_bias(layer: nn.Module | None) -> nn.Module:
 
 
 def _overwrite(twin: fx.GraphModule) -> None:
-    """A ReLU may overwrite what only it reads and what no backward pass looks at again."""
+    """A ReLU and a sum may overwrite what only they read and what no backward pass looks at
+    again."""
+    sums = {node for node in twin.graph.nodes if _is_sum(node)}
     for node in twin.graph.nodes:
-        is_relu = isinstance(_module(twin, node), nn.ReLU) or (
-            node.op == CALL and node.target in (F.relu, torch.relu)
-        )
-        source = node.args[0] if node.args else None
-        if not is_relu or not isinstance(source, fx.Node) or len(source.users) > 1:
-            continue
-        if isinstance(_module(twin, source), OVERWRITABLE):
-            node.op, node.target, node.args, node.kwargs = CALL, torch.relu_, (source,), {}
+        sources = [it for it in node.args if isinstance(it, fx.Node)]
+        alone = [it for it in sources if len(it.users) == 1]
+        layers = [it for it in alone if isinstance(_module(twin, it), OVERWRITABLE)]
+        free = [it for it in alone if it in layers or it in sums]
+        if _is_relu(twin, node) and free:
+            node.op, node.target, node.args, node.kwargs = CALL, torch.relu_, (free[0],), {}
+        elif node in sums and len(set(sources)) == 2 and layers:
+            other = sources[1] if sources[0] is layers[-1] else sources[0]
+            node.op, node.target, node.args = "call_method", "add_", (layers[-1], other)
+
+
+def _is_relu(twin: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op == CALL:
+        return node.target in (F.relu, torch.relu)
+    return isinstance(_module(twin, node), nn.ReLU)
+
+
+def _is_sum(node: fx.Node) -> bool:
+    """Of two, without a factor, into memory of its own."""
+    return node.op == CALL and node.target in (operator.add, torch.add) and not node.kwargs
 
 
 @torch.no_grad()
