@@ -176,6 +176,26 @@ def test_a_step_for_each_sample_is_that_of_each_alone(norm: str) -> None:
         torch.testing.assert_close(together[row], alone, rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_native_step_has_the_bits_of_torchs(
+    form: torch.memory_format, dtype: torch.dtype
+) -> None:
+    """A step for each sample goes through torch, one for all through C where that was compiled."""
+    random, threat = torch.Generator().manual_seed(5), ThreatModel(eps=0.07)
+    x = torch.rand((6, 3, 5, 7), generator=random, dtype=dtype).contiguous(memory_format=form)
+    x_adv = threat.project(x + 0.2 * torch.rand_like(x), x)
+    gradient = torch.randn(x.shape, generator=random, dtype=dtype).contiguous(memory_format=form)
+    gradient[0, 0], gradient[1, 1], gradient[2] = 0.0, float("nan"), float("inf")
+    x_adv[3, 0] = float("nan")
+    kept = [it.clone() for it in (x, x_adv, gradient)]
+    found = threat.ascend(x_adv, gradient, 0.03, x)
+    expected = threat.ascend(x_adv, gradient, torch.full((6,), 0.03, dtype=dtype), x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert found.stride() == x.stride()
+    torch.testing.assert_close([x, x_adv, gradient], kept, rtol=0, atol=0, equal_nan=True)
+
+
 def test_ascent_goes_along_the_sign() -> None:
     x = torch.full((1, 1, 1, 3), 0.5)
     gradient = torch.tensor([7.0, -1e-20, 0.0]).reshape_as(x)

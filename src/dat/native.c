@@ -1,10 +1,11 @@
-/* Small loops over a batch, for which torch needs many passes: random words, and crops with flips.
-   Both have a twin in Python that gives the same bits, in rng.py and in data/augment.py. */
+/* Small loops over a batch, for which torch needs many passes: random words, crops with flips, and
+   an attack's step. Each has a twin in Python that gives the same bits, in rng.py, data/augment.py
+   and threat.py. */
 
 #include <stdint.h>
 #include <string.h>
 
-int dat_native_version(void) { return 1; }
+int dat_native_version(void) { return 2; }
 
 /* Philox4x32-10 (Salmon et al. 2011) of the counters (block, 0, low, high) of the samples' numbers:
    four 32-bit words a block, each in 64 bits. */
@@ -71,5 +72,21 @@ void dat_crop(const uint8_t *x, uint8_t *out, int64_t images, int64_t channels, 
                     memcpy(to, from, (size_t)columns);
             }
         }
+    }
+}
+
+/* A step along the sign of the gradient, back into the ball of radius eps around x in the maximum
+   norm, and into [0, 1]. NaN stays NaN. */
+void dat_ascend(const float *restrict x_adv, const float *restrict gradient,
+                const float *restrict x, float *restrict out, int64_t count, float step, float eps)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const float sign = (float)((gradient[i] > 0) - (gradient[i] < 0));
+        const float low = x[i] - eps, high = x[i] + eps;
+        float to = x_adv[i] + step * sign;
+        to = to < low ? low : to;
+        to = to > high ? high : to;
+        to = to < 0 ? 0 : to;
+        out[i] = to > 1 ? 1 : to;
     }
 }

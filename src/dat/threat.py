@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dat import native
 from dat.fields import Settings, setting
 from dat.rng import Draws
 
@@ -45,6 +46,10 @@ class ThreatModel(Settings):
         one for each sample."""
         if isinstance(step, Tensor):
             step = per_sample(step, x)
+        elif self.norm == "linf":
+            found = native.ascend(x_adv.detach(), gradient, x, step, self.eps)
+            if found is not None:
+                return found
         direction = gradient.sign() if self.norm == "linf" else _unit(gradient)
         return self.project(x_adv + step * direction, x)
 
