@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dat import native
 from dat.fields import Settings, setting
+from dat.native import ascend
 from dat.rng import Draws
 
 TINY = 1e-12
@@ -47,7 +47,7 @@ class ThreatModel(Settings):
         if isinstance(step, Tensor):
             step = per_sample(step, x)
         elif self.norm == "linf":
-            found = native.ascend(x_adv.detach(), gradient, x, step, self.eps)
+            found = ascend(x_adv.detach(), gradient, x, step, self.eps)
             if found is not None:
                 return found
         direction = gradient.sign() if self.norm == "linf" else _unit(gradient)
