@@ -5,8 +5,8 @@
    the layer's ratio. Layers go through both passes in waves that fit into a cache, and the second
    pass walks a wave backwards: it begins with what was used last.
 
-   A layer is cut into blocks of a fixed size, each block is summed in double precision by itself,
-   and the sums are added in order: the number of threads does not matter, to the bit.
+   A layer is cut into blocks of a fixed size, each block is summed by itself, and the sums are added
+   in order: the number of threads does not matter, to the bit.
 
    lalr.py and lars.py do the same in torch. Every value goes through the same operations in the same
    order there, so that NaN, infinity and zero end up alike; only the norms are rounded otherwise. */
@@ -14,15 +14,17 @@
 #include <math.h>
 #include <omp.h>
 #include <stdint.h>
+#include <string.h>
 
-#define TILE 512 /* values whose u waits in the first-level cache to be summed */
-#define BLOCK 4096
-#ifndef WAVE
+#define STRIP 32 /* values that are worked on at a time */
+#define TILE 256 /* values whose squares are summed as floats */
+#define BLOCK 16384
 #define WAVE (1 << 18) /* values of the layers that go through both passes together */
-#endif
 #define SMALL 32768 /* values; up to here one thread does it alone */
 
 #define CORE static inline __attribute__((always_inline))
+
+typedef float Lanes __attribute__((vector_size(32), aligned(4), may_alias));
 
 enum { ADAM = 0, MOMENTUM = 1, CLASSIC = 2 };
 
@@ -49,12 +51,11 @@ typedef struct {
     int32_t kind, adapt;
 } Rule;
 
-/* A layer in hand: where its block begins, and the numbers as floats. */
+/* A block of a layer: where it begins, and the numbers as floats. */
 typedef struct {
-    float *restrict theta;
-    const float *restrict grad;
-    float *restrict m;
-    float *restrict v;
+    float *theta;
+    const float *grad;
+    float *m, *v;
     float lr, decay, first, keep, second, scale, floor, ratio;
 } Block;
 
@@ -64,76 +65,100 @@ typedef struct {
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-CORE double sum_of_squares(const float *x, int n) {
-    double lanes[8] = {0};
-    int i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int j = 0; j < 8; j++) lanes[j] += (double)x[i + j] * (double)x[i + j];
-    for (int j = 0; i + j < n; j++) lanes[j] += (double)x[i + j] * (double)x[i + j];
-    return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
-           ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
-}
-
 CORE float lerp(float from, float to, float weight) {
     return weight < 0.5f ? from + weight * (to - from) : to - (to - from) * (1.0f - weight);
 }
 
-CORE float adam_u(const Block *b, int i, int decayed) {
-    float u = b->m[i] / (sqrtf(b->v[i]) * b->scale + b->floor);
-    return decayed ? u + b->decay * b->theta[i] : u;
+CORE void advance(Block *b, int n, int kind) {
+    b->theta += n, b->grad += n, b->m += n;
+    if (kind == ADAM) b->v += n;
 }
 
-CORE void adam_moments(const Block *b, int n, int decayed, float *u) {
+CORE float adam_u(const Block *b, float m, float v, float theta, int decayed) {
+    float u = m / (sqrtf(v) * b->scale + b->floor);
+    return decayed ? u + b->decay * theta : u;
+}
+
+CORE void adam_moments(const Block *b, int n, int decayed, float *restrict u) {
+    const float *restrict theta = b->theta, *restrict grad = b->grad;
+    float *restrict m = b->m, *restrict v = b->v;
     for (int i = 0; i < n; i++) {
-        float g = b->grad[i];
-        b->m[i] = lerp(b->m[i], g, b->first);
-        b->v[i] = b->v[i] * b->keep + (b->second * g) * g;
-        u[i] = adam_u(b, i, decayed);
+        m[i] = lerp(m[i], grad[i], b->first);
+        v[i] = v[i] * b->keep + (b->second * grad[i]) * grad[i];
+        u[i] = adam_u(b, m[i], v[i], theta[i], decayed);
     }
 }
 
 CORE void adam_theta(const Block *b, int n, int decayed) {
-    for (int i = 0; i < n; i++) b->theta[i] += (-b->lr * adam_u(b, i, decayed)) * b->ratio;
+    const float *restrict m = b->m, *restrict v = b->v;
+    float *restrict theta = b->theta;
+    for (int i = 0; i < n; i++)
+        theta[i] += (-b->lr * adam_u(b, m[i], v[i], theta[i], decayed)) * b->ratio;
 }
 
 CORE void momentum_moments(const Block *b, int n, int decayed) {
+    const float *restrict theta = b->theta, *restrict grad = b->grad;
+    float *restrict m = b->m;
     for (int i = 0; i < n; i++) {
-        float m = lerp(b->m[i], b->grad[i], b->first);
-        b->m[i] = decayed ? m + b->decay * b->theta[i] : m;
+        float moved = lerp(m[i], grad[i], b->first);
+        m[i] = decayed ? moved + b->decay * theta[i] : moved;
     }
 }
 
 CORE void momentum_theta(const Block *b, int n) {
-    for (int i = 0; i < n; i++) b->theta[i] += (-b->lr * b->m[i]) * b->ratio;
+    const float *restrict m = b->m;
+    float *restrict theta = b->theta;
+    for (int i = 0; i < n; i++) theta[i] += (-b->lr * m[i]) * b->ratio;
 }
 
 CORE void classic_theta(const Block *b, int n) {
+    const float *restrict grad = b->grad;
+    float *restrict m = b->m, *restrict theta = b->theta;
     for (int i = 0; i < n; i++) {
-        float u = b->grad[i] + b->decay * b->theta[i];
-        b->m[i] = b->m[i] * b->keep + (b->lr * u) * b->ratio;
-        b->theta[i] -= b->m[i];
+        m[i] = m[i] * b->keep + (b->lr * (grad[i] + b->decay * theta[i])) * b->ratio;
+        theta[i] -= m[i];
     }
 }
 
-/* The first pass over a tile: its moments, then its sums. */
-CORE Sums measure_core(Block b, int n, int kind) {
-    float u[TILE];
-    const float *summed = u;
-    if (kind == ADAM) {
-        if (b.decay != 0.0f)
-            adam_moments(&b, n, 1, u);
-        else
-            adam_moments(&b, n, 0, u);
-    } else if (kind == MOMENTUM) {
-        if (b.decay != 0.0f)
-            momentum_moments(&b, n, 1);
-        else
-            momentum_moments(&b, n, 0);
-        summed = b.m;
-    } else {
-        summed = b.grad;
+/* A strip of the first pass: its moments, and its squares in eight lanes. */
+CORE void measure_strip(const Block *b, int n, int kind, int decayed, Lanes *of_theta, Lanes *of_u) {
+    float u[STRIP], filled[2][STRIP] = {{0}};
+    const float *x = b->theta, *y = kind == ADAM ? u : kind == MOMENTUM ? b->m : b->grad;
+    if (kind == ADAM) adam_moments(b, n, decayed, u);
+    if (kind == MOMENTUM) momentum_moments(b, n, decayed);
+    if (n < STRIP) {
+        memcpy(filled[0], x, sizeof(float) * (size_t)n);
+        memcpy(filled[1], y, sizeof(float) * (size_t)n);
+        x = filled[0], y = filled[1];
     }
-    return (Sums){sum_of_squares(b.theta, n), sum_of_squares(summed, n)};
+    for (int i = 0; i < STRIP; i += 8) {
+        const Lanes eight = *(const Lanes *)(x + i), others = *(const Lanes *)(y + i);
+        *of_theta += eight * eight;
+        *of_u += others * others;
+    }
+}
+
+/* A lane adds up TILE / 8 floats, few enough to lose next to nothing; beyond that, sums are doubles. */
+CORE Sums measure_kind(Block b, int n, int kind, int decayed) {
+    Sums sums = {0, 0};
+    while (n > 0) {
+        Lanes of_theta = {0}, of_u = {0};
+        const int tile = n < TILE ? n : TILE, rest = tile % STRIP;
+        for (int i = 0; i < tile - rest; i += STRIP, advance(&b, STRIP, kind))
+            measure_strip(&b, STRIP, kind, decayed, &of_theta, &of_u);
+        if (rest) measure_strip(&b, rest, kind, decayed, &of_theta, &of_u);
+        advance(&b, rest, kind);
+        for (int i = 0; i < 8; i++) sums.theta += of_theta[i], sums.u += of_u[i];
+        n -= tile;
+    }
+    return sums;
+}
+
+CORE Sums measure_core(Block b, int n, int kind) {
+    const int decayed = b.decay != 0.0f;
+    if (kind == ADAM) return decayed ? measure_kind(b, n, ADAM, 1) : measure_kind(b, n, ADAM, 0);
+    if (kind == CLASSIC) return measure_kind(b, n, CLASSIC, 0);
+    return decayed ? measure_kind(b, n, MOMENTUM, 1) : measure_kind(b, n, MOMENTUM, 0);
 }
 
 /* The second pass. */
@@ -217,11 +242,6 @@ static Block block_at(const Job *job, int64_t layer, int64_t start) {
     return b;
 }
 
-static void advance(Block *b, int n, int kind) {
-    b->theta += n, b->grad += n, b->m += n;
-    if (kind == ADAM) b->v += n;
-}
-
 /* The squares are summed in double precision, but their sum is a float as torch's is: what vanishes
    or overflows there does so here, and a direction that fades away has ratio 1 before tau / length
    overflows. */
@@ -242,16 +262,8 @@ static float ratio_of(const Rule *rule, const Sums *sums, int64_t blocks) {
 }
 
 static Sums measure(const Job *job, int64_t layer, int64_t start) {
-    Sums total = {0, 0};
     const int64_t end = smaller(start + BLOCK, job->layers[layer].size);
-    Block b = block_at(job, layer, start);
-    for (int64_t i = start; i < end; i += TILE) {
-        const int n = (int)smaller(end - i, TILE);
-        const Sums part = job->machine->measure(b, n, job->rule->kind);
-        total.theta += part.theta, total.u += part.u;
-        advance(&b, n, job->rule->kind);
-    }
-    return total;
+    return job->machine->measure(block_at(job, layer, start), (int)(end - start), job->rule->kind);
 }
 
 static void apply(const Job *job, int64_t layer, int64_t start, float ratio) {

@@ -20,7 +20,7 @@ from dat import native
 
 VERSION = 1
 """Of what is handed over; kernel.c has the same."""
-BLOCK = 4096
+BLOCK = 16384
 """Values that are summed by themselves; kernel.c has the same."""
 ADAM, MOMENTUM, CLASSIC = range(3)
 NAMES = {ADAM: ("m", "v"), MOMENTUM: ("m",), CLASSIC: ("v",)}
