@@ -7,8 +7,9 @@ them, and adds the weight decay at the place where its algorithm has it.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,16 +26,16 @@ class Direction(Protocol):
         """u for each parameter, weight decay included. It may be the state itself: read only."""
 
 
-@runtime_checkable
-class NativeDirection(Direction, Protocol):
+class NativeDirection(Direction):
     """One that the kernel knows."""
 
+    @abstractmethod
     def moments(self, params: list[Tensor], states: list[State]) -> kernel.Moments:
         """The same as a call, for the kernel to do; what the state counts is counted here."""
 
 
 @dataclass(frozen=True)
-class AdamDirection:
+class AdamDirection(NativeDirection):
     """m / (sqrt(v) + zeta) + weight_decay * theta: lines 3 to 7 of Algorithm A2 (LAMB).
 
     A2 writes the debiased moments over m and v; as in Adam, the recursion goes on with the biased
@@ -95,7 +96,7 @@ class AdamDirection:
 
 
 @dataclass(frozen=True)
-class MomentumDirection:
+class MomentumDirection(NativeDirection):
     """m = beta m + (1 - beta)(g + weight_decay * theta): Algorithm 1 (LARS) of You et al. 2019."""
 
     beta: float = 0.9

@@ -1,8 +1,8 @@
 /* Layer-wise updates for CPUs: all layers of a group in one call, in two passes over memory.
 
    The first pass moves the moments and sums the squares of theta and of u (for classic LARS, of g);
-   the second works u out anew from the moments, which is cheaper than to keep it, and moves theta by
-   the layer's ratio. Layers go through both passes in waves that fit into a cache, and the second
+   the second works u out anew from the moments, so that it is kept nowhere, and moves theta by the
+   layer's ratio. Layers go through both passes in waves that fit into a cache, and the second
    pass walks a wave backwards: it begins with what was used last.
 
    A layer is cut into blocks of a fixed size, each block is summed by itself, and the sums are added
