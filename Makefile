@@ -25,7 +25,7 @@ unit: $(VENV)/dev.done
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
-$(VENV)/run.done: pyproject.toml constraints.txt src/dat/comm/kernel.c src/dat/native.c
+$(VENV)/run.done: pyproject.toml constraints.txt src/dat/comm/kernel.c src/dat/optim/kernel.c src/dat/native.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-int dat_native_version(void) { return 2; }
+int dat_version(void) { return 2; }
 
 /* Philox4x32-10 (Salmon et al. 2011) of the counters (block, 0, low, high) of the samples' numbers:
    four 32-bit words a block, each in 64 bits. */

@@ -1,4 +1,4 @@
-"""native.c, where the installation could compile it: small loops over a batch on the CPU.
+"""What was compiled from C, and native.c of it: small loops over a batch on the CPU.
 
 Every function gives none where it cannot be done natively; the caller then does the same in torch.
 """
@@ -22,15 +22,20 @@ DENSE = torch.contiguous_format
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
-    found = importlib.util.find_spec("dat._native")
+def load(module: str, version: int) -> ctypes.CDLL | None:
+    """The library, if the installation could build it and it is of this version."""
+    found = importlib.util.find_spec(module)
     if os.environ.get("DAT_NO_KERNEL") or found is None or found.origin is None:
         return None
     try:
         built = ctypes.CDLL(found.origin)
-        return built if built.dat_native_version() == VERSION else None
+        return built if built.dat_version() == version else None
     except (OSError, AttributeError):
         return None
+
+
+def _library() -> ctypes.CDLL | None:
+    return load("dat._native", VERSION)
 
 
 def philox_words(index: Tensor, blocks: int, key: int) -> Tensor | None:

@@ -224,7 +224,7 @@ def test_a_copy_goes_on_bit_for_bit(oracle: OuterOracle) -> None:
 
 
 def test_the_size_of_the_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, other = layers(torch.float32), layers(torch.float32)
+    model, other = layers(), layers()  # in double precision: torch's work, not the kernel's
     train(model, LAMB()(model), range(3))
     monkeypatch.setattr(lalr_module, "CHUNK", 1)
     train(other, LAMB()(other), range(3))
@@ -255,9 +255,10 @@ class Syncs(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("oracle", [*EQ3, LARS(preset="classic")])
-def test_a_step_does_not_wait_for_the_device(oracle: OuterOracle) -> None:
-    model = layers()
+def test_a_step_does_not_wait_for_the_device(oracle: OuterOracle, dtype: torch.dtype) -> None:
+    model = layers(dtype)
     optimizer = oracle(model)
     give_gradients(model, 0)
     with Syncs() as syncs:

@@ -7,11 +7,14 @@ them, and adds the weight decay at the place where its algorithm has it.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from dat.optim import kernel
 
 State = dict[str, Any]
 
@@ -23,8 +26,16 @@ class Direction(Protocol):
         """u for each parameter, weight decay included. It may be the state itself: read only."""
 
 
+class NativeDirection(Direction):
+    """One that the kernel knows."""
+
+    @abstractmethod
+    def moments(self, params: list[Tensor], states: list[State]) -> kernel.Moments:
+        """The same as a call, for the kernel to do; what the state counts is counted here."""
+
+
 @dataclass(frozen=True)
-class AdamDirection:
+class AdamDirection(NativeDirection):
     """m / (sqrt(v) + zeta) + weight_decay * theta: lines 3 to 7 of Algorithm A2 (LAMB).
 
     A2 writes the debiased moments over m and v; as in Adam, the recursion goes on with the biased
@@ -38,10 +49,7 @@ class AdamDirection:
     def __call__(
         self, params: list[Tensor], grads: list[Tensor], states: list[State], weight_decay: float
     ) -> list[Tensor]:
-        for param, state in zip(params, states, strict=True):
-            if not state:
-                state |= {"step": 0, "m": torch.zeros_like(param), "v": torch.zeros_like(param)}
-            state["step"] += 1
+        self._begin(params, states)
         m, v = [state["m"] for state in states], [state["v"] for state in states]
         beta1, beta2 = self.betas
         torch._foreach_lerp_(m, grads, 1 - beta1)
@@ -50,10 +58,9 @@ class AdamDirection:
 
         u = torch._foreach_sqrt(v)
         if self.debias:
-            # each parameter has its own count: it may have had no gradient in some steps
-            unbiased = [(1 - beta1 ** s["step"], math.sqrt(1 - beta2 ** s["step"])) for s in states]
-            torch._foreach_mul_(u, [first / second for first, second in unbiased])
-            torch._foreach_add_(u, [first * self.zeta for first, _ in unbiased])
+            scales, floors = zip(*map(self._denominator, states), strict=True)
+            torch._foreach_mul_(u, scales)
+            torch._foreach_add_(u, floors)
         else:
             torch._foreach_add_(u, self.zeta)
         u = torch._foreach_div(m, u)
@@ -61,9 +68,35 @@ class AdamDirection:
             torch._foreach_add_(u, params, alpha=weight_decay)
         return list(u)
 
+    def moments(self, params: list[Tensor], states: list[State]) -> kernel.Moments:
+        self._begin(params, states)
+        beta1, beta2 = self.betas
+        return kernel.Moments(
+            kind=kernel.ADAM,
+            first=1 - beta1,
+            keep=beta2,
+            second=1 - beta2,
+            denominators=[self._denominator(state) for state in states],
+        )
+
+    def _begin(self, params: list[Tensor], states: list[State]) -> None:
+        for param, state in zip(params, states, strict=True):
+            if not state:
+                state |= {"step": 0, "m": torch.zeros_like(param), "v": torch.zeros_like(param)}
+            state["step"] += 1
+
+    def _denominator(self, state: State) -> tuple[float, float]:
+        """(a, b) of m / (sqrt(v) * a + b), which is m / (sqrt(v) + zeta) of debiased moments."""
+        if not self.debias:
+            return 1.0, self.zeta
+        # each parameter has its own count: it may have had no gradient in some steps
+        beta1, beta2 = self.betas
+        first, second = 1 - beta1 ** state["step"], math.sqrt(1 - beta2 ** state["step"])
+        return first / second, first * self.zeta
+
 
 @dataclass(frozen=True)
-class MomentumDirection:
+class MomentumDirection(NativeDirection):
     """m = beta m + (1 - beta)(g + weight_decay * theta): Algorithm 1 (LARS) of You et al. 2019."""
 
     beta: float = 0.9
@@ -71,11 +104,18 @@ class MomentumDirection:
     def __call__(
         self, params: list[Tensor], grads: list[Tensor], states: list[State], weight_decay: float
     ) -> list[Tensor]:
-        for param, state in zip(params, states, strict=True):
-            if not state:
-                state["m"] = torch.zeros_like(param)
+        self._begin(params, states)
         m: list[Tensor] = [state["m"] for state in states]
         torch._foreach_lerp_(m, grads, 1 - self.beta)
         if weight_decay:
             torch._foreach_add_(m, params, alpha=(1 - self.beta) * weight_decay)
         return m
+
+    def moments(self, params: list[Tensor], states: list[State]) -> kernel.Moments:
+        self._begin(params, states)
+        return kernel.Moments(kind=kernel.MOMENTUM, first=1 - self.beta)
+
+    def _begin(self, params: list[Tensor], states: list[State]) -> None:
+        for param, state in zip(params, states, strict=True):
+            if not state:
+                state["m"] = torch.zeros_like(param)

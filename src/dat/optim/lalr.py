@@ -17,7 +17,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from dat.optim.directions import Direction
+from dat.optim import kernel
+from dat.optim.directions import Direction, NativeDirection
 
 Group = dict[str, Any]
 
@@ -29,7 +30,8 @@ ResNet-50, on one thread, takes about half the time of a single call over all la
 class Layerwise(torch.optim.Optimizer, ABC):
     """An optimizer that gives each layer its own rate.
 
-    A group's `adapt = False` holds its ratio at 1. Nothing in a step waits for the device.
+    A group's `adapt = False` holds its ratio at 1. Nothing in a step waits for the device. A layer
+    that the native kernel takes is updated there, any other by torch.
     """
 
     _ratios: Sequence[tuple[Tensor, Tensor]] = ()
@@ -48,9 +50,10 @@ class Layerwise(torch.optim.Optimizer, ABC):
                 loss = closure()
         ratios: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
-            for params in self._batches(group["params"]):
+            for params, native in self._batches(group["params"]):
                 grads = [p.grad for p in params if p.grad is not None]
-                found = self._update(group, params, grads)
+                update = self._update_natively if native else self._update
+                found = update(group, params, grads)
                 if found is not None:
                     ratios += zip(params, found.unbind(), strict=True)
         self._ratios = ratios
@@ -64,10 +67,25 @@ class Layerwise(torch.optim.Optimizer, ABC):
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> Tensor | None:
         """Move the parameters; the trust ratios in one tensor, or none without adaptation."""
 
-    def _batches(self, params: Iterable[Tensor]) -> list[list[Tensor]]:
-        """Those that have a gradient, alike in device and type, about CHUNK elements at a time."""
-        full: list[list[Tensor]] = []
-        filling: dict[object, list[Tensor]] = defaultdict(list)
+    @abstractmethod
+    def _update_natively(
+        self, group: Group, params: list[Tensor], grads: list[Tensor]
+    ) -> Tensor | None:
+        """The same in the kernel."""
+
+    @property
+    def _is_native(self) -> bool:
+        """Whether the kernel knows this optimizer."""
+        return True
+
+    def _batches(self, params: Iterable[Tensor]) -> list[tuple[list[Tensor], bool]]:
+        """Those that have a gradient, alike in device and type, and whether they are the kernel's.
+
+        The kernel takes all at once, torch about CHUNK elements at a time.
+        """
+        full: list[tuple[list[Tensor], bool]] = []
+        filling: dict[tuple[bool, object, object], list[Tensor]] = defaultdict(list)
+        knows = self._is_native
         for param in params:
             if param.grad is None:
                 continue
@@ -76,11 +94,11 @@ class Layerwise(torch.optim.Optimizer, ABC):
                     f"{type(self).__name__} needs dense gradients, got {param.grad.layout}: "
                     "an embedding with sparse=True?"
                 )
-            kind = (param.device, param.dtype)
+            kind = (knows and kernel.takes(param), param.device, param.dtype)
             filling[kind].append(param)
-            if sum(p.numel() for p in filling[kind]) >= CHUNK:
-                full.append(filling.pop(kind))
-        return full + list(filling.values())
+            if not kind[0] and sum(p.numel() for p in filling[kind]) >= CHUNK:
+                full.append((filling.pop(kind), False))
+        return full + [(params, native) for (native, *_), params in filling.items()]
 
 
 class LALR(Layerwise):
@@ -123,6 +141,19 @@ class LALR(Layerwise):
         ratios = torch.where((tau > 0) & (length > 0), tau / length, 1.0)
         torch._foreach_addcmul_(params, u, ratios.unbind(), value=-group["lr"])
         return ratios
+
+    @property
+    def _is_native(self) -> bool:
+        return isinstance(self.direction, NativeDirection)
+
+    def _update_natively(
+        self, group: Group, params: list[Tensor], grads: list[Tensor]
+    ) -> Tensor | None:
+        assert isinstance(self.direction, NativeDirection)
+        states = [self.state[param] for param in params]
+        moments = self.direction.moments(params, states)
+        options = {name: group[name] for name in ("lr", "weight_decay", "adapt", "c_l", "c_u")}
+        return kernel.update(moments, params, grads, states, **options)
 
 
 def norms(tensors: list[Tensor]) -> Tensor:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from dat.fields import SettingError, setting
+from dat.optim import kernel
 from dat.optim.base import OuterOracle, parameter_groups
-from dat.optim.directions import MomentumDirection
+from dat.optim.directions import MomentumDirection, State
 from dat.optim.lalr import LALR, Group, Layerwise, norms
 
 
@@ -51,10 +52,7 @@ class ClassicLARS(Layerwise):
         super().__init__(params, defaults)
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> Tensor | None:
-        for param in params:
-            if not self.state[param]:
-                self.state[param]["v"] = torch.zeros_like(param)
-        v = [self.state[param]["v"] for param in params]
+        v = [state["v"] for state in self._states(params)]
         lr, decay, ratios = group["lr"], group["weight_decay"], None
         u = torch._foreach_add(grads, params, alpha=decay)
         torch._foreach_mul_(v, group["momentum"])
@@ -68,6 +66,24 @@ class ClassicLARS(Layerwise):
             torch._foreach_add_(v, u, alpha=lr)
         torch._foreach_sub_(params, v)
         return ratios
+
+    def _update_natively(
+        self, group: Group, params: list[Tensor], grads: list[Tensor]
+    ) -> Tensor | None:
+        return kernel.update(
+            kernel.Moments(kind=kernel.CLASSIC, keep=group["momentum"]),
+            *(params, grads, self._states(params)),
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            adapt=group["adapt"],
+            trust=group["trust_coefficient"],
+        )
+
+    def _states(self, params: list[Tensor]) -> list[State]:
+        for param in params:
+            if not self.state[param]:
+                self.state[param]["v"] = torch.zeros_like(param)
+        return [self.state[param] for param in params]
 
 
 @dataclass(frozen=True, kw_only=True)
