@@ -15,6 +15,7 @@ from dat.comm import Exchange, Team, Traffic
 from dat.data import UNLABELLED, Augmentation, Supply, as_floats
 from dat.objectives import Batch, Objective, Outcome
 from dat.rng import Draws
+from dat.stages import stage, staged
 from dat.threat import ThreatModel
 from dat.train.perturbation import WeightAttack
 
@@ -77,6 +78,7 @@ class Worker:
         """How often a batch is trained on in a row."""
         return self.attack.replays if isinstance(self.attack, Free) else 1
 
+    @staged("data")
     def draw(self, epoch: int, step: int) -> Batch:
         """The worker's share of a global batch."""
         number, device = step // self.replays, self.exchange.world.device
@@ -86,6 +88,7 @@ class Worker:
         x = as_floats(self.augmentation(x, streams))
         return Batch(x, y, draws, self.threat, self.team, weight)
 
+    @staged("attack")
     def perturb(self, batch: Batch, epoch: int, step: int) -> Tensor:
         """Adversarial examples, found on the bare module: nothing is communicated but by a team."""
         streams = Draws.of(self.seed, "attack", epoch, step, index=batch.draws.index)
@@ -105,6 +108,7 @@ class Worker:
             further = self.attack.ascend(x_adv.detach(), gradient, batch.x, self.threat)
             self.replayed[:] = [further]
 
+    @staged("update/forward")
     def forward(self, batch: Batch, x_adv: Tensor) -> Outcome:
         """The objective at the worker's share of the batch."""
         self.optimizer.zero_grad()
@@ -112,6 +116,7 @@ class Worker:
         with self.team.one_batch(self.exchange.module):
             return self.objective.loss(self.exchange, batch, x_adv)
 
+    @staged("update/backward")
     def backward(self, outcome: Outcome, batch: Batch) -> None:
         """The worker's share of the gradient of the mean, which the exchange sums up."""
         ((outcome.loss * batch.weight).sum() / self.supply.weight).backward()
@@ -144,7 +149,8 @@ def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
     worker.remember(batch, x_adv)
 
     # Step 12, eq. (A4): every worker takes the same outer step.
-    worker.optimizer.step()
+    with stage("optimizer"):
+        worker.optimizer.step()
     return StepReport(loss, accuracy, exchange.ledger.close(), stop)
 
 
