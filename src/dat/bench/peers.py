@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TypeVar
@@ -32,7 +33,9 @@ def load(name: str) -> ModuleType:
     """A peer's package, or what to do about it."""
     package = PACKAGES.get(name.partition(".")[0], name.partition(".")[0])
     try:
-        return importlib.import_module(name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is old in it
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name.partition(".")[0]:
             raise ValueError(

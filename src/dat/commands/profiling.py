@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from dat.commands.arguments import Commands, positive, recipe_arguments, workers_argument
@@ -36,7 +35,6 @@ def _profile(arguments: argparse.Namespace, words: list[str]) -> int:
     _check_trace(arguments.trace)
     if starts_workers(arguments):
         return launch(arguments.workers, words)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler would tell of its start
     from dat.profiling import profile_steps
     from dat.report import show_profile
 

@@ -144,10 +144,13 @@ def _evaluate(arguments: argparse.Namespace, words: list[str]) -> int:
     subject = subject_of(arguments, parse_edits(arguments.settings))
     if isinstance(subject.config.objective, Noisy):
         raise ValueError(f"{subject.name}: a smoothed classifier; give a run of another objective")
+    if subject.config.threat.norm != "linf":
+        raise ValueError(f"{subject.name}: threat.norm must be linf, which the plain loop attacks")
     use_threads(arguments.threads)
     data = load(subject.config.data.name, subject.config.data.reading())
     own = {"model": subject.config.model.name, "width": subject.config.model.width}
-    scene = Scene(**settings | own | {"eps": subject.config.threat.eps})
+    own |= {"size": data.test.shape[1], "eps": subject.config.threat.eps}
+    scene = Scene(**settings | own)
     found = bench_evaluate(
         scene,
         subject=(subject.make(data), data.test),

@@ -7,8 +7,10 @@ torch's own profiler, so that none disturbs another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from dat.comm import Traffic, World
 from dat.config import RunConfig
 from dat.data import load
 from dat.finetune import settle
-from dat.profiling.watchers import REST, Stopwatch, Tidemark, trace
+from dat.profiling.watchers import REST, Stopwatch, Tidemark, nothing, trace
 from dat.stages import Watch, watched
 from dat.train import Listener, StepReport, Trainer
 from dat.training import settle_protocol
@@ -50,7 +52,7 @@ class Plan(Listener):
         self.steps, self.file, self.world = steps, file, world
         cuda = world.device.type == "cuda"
         self.memory = Tidemark(world.device)
-        self.time = Stopwatch(**({"synchronize": torch.cuda.synchronize} if cuda else {}))
+        self.time = Stopwatch(synchronize=torch.cuda.synchronize if cuda else nothing)
         self.watch: Watch = self.memory
         self.traffic: list[Traffic] = []
         self._taken = 0
@@ -71,15 +73,31 @@ class Plan(Listener):
         if self._taken == timed and self.file:
             self.watch = trace
             if self.world.first:
-                self._profiler.start()
+                with _hushed():
+                    self._profiler.start()
         if self._taken == end:
             if self.file and self.world.first:
-                self._profiler.stop()
+                with _hushed():
+                    self._profiler.stop()
                 self._profiler.export_chrome_trace(str(self.file))
             raise Enough
 
     def epoch_ended(self, trainer: Trainer, record: object) -> None:
         self.time.skip()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """torch's profiler tells of its beginning and end on standard error, whoever listens."""
+    sys.stderr.flush()
+    kept, silence = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(silence)
 
 
 def profile_steps(

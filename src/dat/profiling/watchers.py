@@ -17,7 +17,7 @@ REST = "rest"
 """What is in no stage."""
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """On the CPU work is done when it is said to be."""
 
 
@@ -55,7 +55,7 @@ class Stopwatch(Meter):
     def __init__(
         self,
         clock: Callable[[], float] = time.perf_counter,
-        synchronize: Callable[[], None] = _nothing,
+        synchronize: Callable[[], None] = nothing,
     ) -> None:
         super().__init__()
         self._clock, self._synchronize = clock, synchronize
