@@ -192,6 +192,7 @@ BAD = {
     "picture": ("loader --plot speed.doc", "speed.doc: a plot is written to a file that ends in"),
     "unknown model": ("attack --model cnm", "model.name = 'cnm': unknown: did you mean cnn?"),
     "no data": ("loader --data nowhere", "data.name = 'nowhere': unknown"),
+    "only settings": ("evaluate threat.eps=0.1", "give the folder of one run, or --model, --we"),
     "half a subject": ("evaluate --model nets:net", "--model: also needs --data"),
 }
 

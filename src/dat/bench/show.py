@@ -111,8 +111,8 @@ def show_race(race: Race, *, as_json: bool, plot: Path | None) -> None:
             plot,
             [row["name"] for row in rows],
             {unit: [figure(row["seconds"]) for row in rows]},
-            title=f"{race.bench}: {_words(race.settings)}",
-            axis=f"{unit} (grey: what the machine can do at best)",
+            title=f"dat bench {race.bench}",
+            axis=f"{unit} (grey: what the machine can do at best)\n{_words(race.settings)}",
             spread=[_spread(row, figure) for row in rows],
             limits=[figure(row["limit_seconds"]) for row in rows],
         )
@@ -150,7 +150,7 @@ def _race_note(race: Race) -> str:
         f"Medians of {turns} turns, in rounds. x: times as fast as {first}.",
         f"Limit: {race.limit}.",
         f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']} on "
-        f"{machine['threads']} threads, allocator: "
+        f"{machine['threads']} thread{'s' * (machine['threads'] != 1)}, allocator: "
         f"{_words(machine['allocator']) or 'as the system has it'}.",
         f"A product of matrices: {machine['matmul_gflops']:.3g} GFLOP/s; a copy: "
         f"{machine['copy_gb_per_second']:.3g} GB/s.",

@@ -16,7 +16,10 @@ from dat.commands.arguments import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from dat.bench import Race
+    from dat.data import ImageData
 
 
 def add(bench: Commands) -> None:
@@ -128,36 +131,36 @@ def _optimizer(arguments: argparse.Namespace, words: list[str]) -> int:
 
 def _evaluate(arguments: argparse.Namespace, words: list[str]) -> int:
     from dat.bench import Scene, bench_evaluate
-    from dat.bench.limits import use_threads
+
+    _check(arguments)
+    settings = _taken(arguments, "width", "batch", "size", "attack")
+    subject = None
+    if arguments.mixed or arguments.model or arguments.data:
+        subject, known = _subject(arguments)
+        settings |= known
+    options = _taken(arguments, "images", *HOW)
+    return _show(arguments, bench_evaluate(Scene(**settings), subject=subject, **options))
+
+
+def _subject(
+    arguments: argparse.Namespace,
+) -> tuple[tuple[nn.Module, ImageData], dict[str, Any]]:
+    """A model with its test images, and what is known of both."""
     from dat.commands.measuring import subject_of
     from dat.config import parse_edits
     from dat.data import load
     from dat.objectives import Noisy
 
-    _check(arguments)
-    given = arguments.runs or arguments.model or arguments.data
-    settings = _taken(arguments, "width", "batch", "size", "attack")
-    if not given:
-        scene = Scene(**settings)
-        found = bench_evaluate(scene, images=arguments.images, **_taken(arguments, *HOW))
-        return _show(arguments, found)
     subject = subject_of(arguments, parse_edits(arguments.settings))
-    if isinstance(subject.config.objective, Noisy):
+    config = subject.config
+    if isinstance(config.objective, Noisy):
         raise ValueError(f"{subject.name}: a smoothed classifier; give a run of another objective")
-    if subject.config.threat.norm != "linf":
+    if config.threat.norm != "linf":
         raise ValueError(f"{subject.name}: threat.norm must be linf, which the plain loop attacks")
-    use_threads(arguments.threads)
-    data = load(subject.config.data.name, subject.config.data.reading())
-    own = {"model": subject.config.model.name, "width": subject.config.model.width}
-    own |= {"size": data.test.shape[1], "eps": subject.config.threat.eps}
-    scene = Scene(**settings | own)
-    found = bench_evaluate(
-        scene,
-        subject=(subject.make(data), data.test),
-        images=arguments.images,
-        **_taken(arguments, *HOW),
-    )
-    return _show(arguments, found)
+    data = load(config.data.name, config.data.reading())
+    known = {"model": config.model.name, "width": config.model.width}
+    sizes = {"size": data.test.shape[1], "eps": config.threat.eps}
+    return (subject.make(data), data.test), {**known, **sizes}
 
 
 def _loader(arguments: argparse.Namespace, words: list[str]) -> int:
