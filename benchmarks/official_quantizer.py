@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from runs import RESULTS, save, table
 
-from dat.bench.quantizer import in_turns
+from dat.bench.race import take_turns
 from dat.comm import Buckets, Quantizer, WholeVector
 from dat.comm.kernel import Codec
 from dat.comm.message import Slot, compose, spans
@@ -57,7 +57,7 @@ def main() -> None:
     official = load(arguments.official)
     x = torch.randn(arguments.values, generator=torch.Generator().manual_seed(0))
     copy, out = torch.empty_like(x), torch.empty_like(x)
-    seconds = in_turns(
+    timings = take_turns(
         {
             "copy of the floats": lambda: copy.copy_(x),
             "official, 8 bits": lambda: official.dequantize(*official.quantize(x)),
@@ -65,8 +65,9 @@ def main() -> None:
             "bucket, 4 bits": ours(Buckets(bits=4), x, out),
             "vector, 8 bits": ours(WholeVector(bits=8), x, out),
         },
-        arguments.repeats,
+        repeats=arguments.repeats,
     )
+    seconds = {name: timing.median for name, timing in timings.items()}
     allocator = "tuned" if os.environ.get("MALLOC_MMAP_THRESHOLD_") else "default"
     kept = RESULTS / "official_quantizer.json"
     results = json.loads(kept.read_text()) if kept.exists() else {}

@@ -113,7 +113,8 @@ def test_settings_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    "command", ["", "train", "finetune", "evaluate", "sweep", "compare", "recipes", "config"]
+    "command",
+    ["", "train", "finetune", "evaluate", "sweep", "compare", "recipes", "config", "profile"],
 )
 def test_help_teaches_by_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, *command.split(), "--help")

@@ -15,13 +15,13 @@ import dat
 
 SOURCE = Path(dat.__file__).parent
 
-LOWEST = {"fields", "files", "imports", "native", "rng"}
+LOWEST = {"fields", "files", "imports", "native", "rng", "stages"}
 APART = {"optim", "comm", "models", "data"}
 """They know the lowest rooms, and nothing of one another."""
 COMPONENTS = ["threat losses smoothing", "attacks", "objectives"]
 JOBS = ["evaluation", "certification", "train", "report"]
 TOP = [
-    *("bench", "finetune", "build", "training", "measure", "selftrain", "datasets"),
+    *("bench", "finetune", "build", "training", "profiling", "measure", "selftrain", "datasets"),
     *("recipes", "commands", "cli", "__main__"),
 ]
 """In each list, a room knows the lists and the rooms before its own."""

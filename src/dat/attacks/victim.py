@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dat.losses import cross_entropy, dlr, margin
+from dat.stages import stage
 
 Loss = Callable[[Tensor], Tensor]
 """What an attack ascends: a batch of images to one loss each."""
@@ -84,8 +85,11 @@ def look(loss: Loss, x: Tensor, *, draws: int = 1) -> View:
 @torch.enable_grad()
 def _look_once(loss: Loss, x: Tensor) -> View:
     x = x.detach().requires_grad_(True)
-    value, broken = see(loss, x)
-    return View(value.detach(), torch.autograd.grad(value.sum(), x)[0], broken)
+    with stage("forward"):
+        value, broken = see(loss, x)
+    with stage("backward"):
+        (gradient,) = torch.autograd.grad(value.sum(), x)
+    return View(value.detach(), gradient, broken)
 
 
 @torch.no_grad()

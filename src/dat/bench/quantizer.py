@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dat.bench.comm import make_quantizer
+from dat.bench.race import take_turns
 from dat.comm import Quantizer, quantizer_name
 from dat.comm.kernel import Codec
 from dat.comm.message import Slot, compose, spans
@@ -45,15 +44,16 @@ def _measure(quantizer: Quantizer, x: Tensor, repeats: int, threads: int) -> dic
     message = torch.zeros(layout.size, dtype=torch.uint8)
     codec = Codec(quantizer, threads=threads)
     copy, out = torch.empty_like(x), torch.zeros_like(x)
-    seconds = in_turns(
+    timings = take_turns(
         {
             "copy": lambda: copy.copy_(x),
             "encode": lambda: codec.encode(x, layout, message, key=1),
             "decode": lambda: codec.decode(message, layout, out),
             "add": lambda: codec.decode(message, layout, out, "add"),
         },
-        repeats,
+        repeats=repeats,
     )
+    seconds = {job: timing.median for job, timing in timings.items()}
     codec.decode(message, layout, out)
     error = (out - x).square().sum(dtype=torch.float64) / x.square().sum(dtype=torch.float64)
     return {
@@ -65,14 +65,3 @@ def _measure(quantizer: Quantizer, x: Tensor, repeats: int, threads: int) -> dic
         **{f"{job}_ms": 1e3 * taken for job, taken in seconds.items()},
         "to_copy": (seconds["encode"] + seconds["decode"]) / seconds["copy"],
     }
-
-
-def in_turns(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """The median seconds of each job; taking turns, so that a disturbance meets all alike."""
-    taken: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(repeats + 1):
-        for name, job in jobs.items():
-            start = time.perf_counter()
-            job()
-            taken[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times[1:]) for name, times in taken.items()}

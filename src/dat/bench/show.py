@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dat.bench.race import Race
 from dat.report import bar_chart, print_json, print_table
 
 COMM_NOTE = (
@@ -77,6 +78,90 @@ def show_quantizer(rows: Sequence[dict[str, Any]], *, as_json: bool, plot: Path 
         series = {name: [row[key] for row in rows] for key, name in times.items()}
         title = f"{rows[0]['values']:,} values, {rows[0]['threads']} threads"
         bar_chart(plot, labels, series, title=title, axis="milliseconds")
+
+
+def show_race(race: Race, *, as_json: bool, plot: Path | None) -> None:
+    """Contestants line by line, each beside what the machine could do at best."""
+    rows, counted = race.rows(), race.images > 0
+    unit = "img/s" if counted else "ms"
+
+    def figure(seconds: float) -> float:
+        return race.images / seconds if counted else 1e3 * seconds
+
+    if as_json:
+        print_json(race.dump())
+    else:
+        columns = {key: name for key, name in RACE_COLUMNS.items() if any(key in r for r in rows)}
+        headers = ["", unit, "Quartiles", "x", f"Limit ({unit})", "Of it (%)", *columns.values()]
+        lines = [
+            [
+                row["name"],
+                _number(figure(row["seconds"])),
+                " to ".join(map(_number, _spread(row, figure))),
+                f"{row['ratio']:.2f}",
+                _number(figure(row["limit_seconds"])),
+                f"{100 * row['limit_share']:.0f}",
+                *(_race_cell(key, row.get(key)) for key in columns),
+            ]
+            for row in rows
+        ]
+        print_table(headers, lines, note=_race_note(race))
+    if plot:
+        bar_chart(
+            plot,
+            [row["name"] for row in rows],
+            {unit: [figure(row["seconds"]) for row in rows]},
+            title=f"dat bench {race.bench}",
+            axis=f"{unit} (grey: what the machine can do at best)\n{_words(race.settings)}",
+            spread=[_spread(row, figure) for row in rows],
+            limits=[figure(row["limit_seconds"]) for row in rows],
+        )
+
+
+RACE_COLUMNS = {
+    "gflops": "GFLOP/s",
+    "gb_per_second": "GB/s",
+    "peak_bytes": "Peak (MiB)",
+    "state_bytes": "State (bytes/parameter)",
+}
+
+
+def _spread(row: dict[str, Any], figure: Callable[[float], float]) -> tuple[float, float]:
+    low, high = sorted((figure(row["seconds_low"]), figure(row["seconds_high"])))
+    return low, high
+
+
+def _race_cell(key: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return _mebi(int(value)) if key == "peak_bytes" else _number(value)
+
+
+def _number(value: float) -> str:
+    """Three digits or more, with commas and never with an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _race_note(race: Race) -> str:
+    machine = race.machine
+    first, turns = next(iter(race.timings)), len(next(iter(race.timings.values())).seconds)
+    lines = [
+        f"{_words(race.settings)}.",
+        f"Medians of {turns} turns, in rounds. x: times as fast as {first}.",
+        f"Limit: {race.limit}.",
+        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']} on "
+        f"{machine['threads']} thread{'s' * (machine['threads'] != 1)}, allocator: "
+        f"{_words(machine['allocator']) or 'as the system has it'}.",
+        f"A product of matrices: {machine['matmul_gflops']:.3g} GFLOP/s; a copy: "
+        f"{machine['copy_gb_per_second']:.3g} GB/s.",
+        *(f"{note}." for note in race.notes),
+    ]
+    return "\n".join(lines)
+
+
+def _words(values: Mapping[str, Any]) -> str:
+    shown = {key: f"{it:.4g}" if isinstance(it, float) else it for key, it in values.items()}
+    return ", ".join(f"{key} {it}" for key, it in shown.items() if it is not None)
 
 
 def _mebi(count: int | None) -> str:

@@ -25,6 +25,7 @@ from dat.comm.protocols import Default, Protocol
 from dat.comm.quantizer import Buckets, Quantizer
 from dat.comm.reducer import Reducer
 from dat.comm.world import World
+from dat.stages import staged
 
 WHOLE = 1 << 20
 """Megabytes that no gradient has: one bucket."""
@@ -138,6 +139,7 @@ class Exchange:
 
         arrived = work.get_future().then(arrive)
 
+        @staged("exchange")
         def settle() -> Tensor:
             self.ledger.expose(time.perf_counter() - self._last_bucket)
             arrived.wait()

@@ -78,6 +78,12 @@ def plot_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
 
 
+def measuring_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repeats", type=positive, default=5, metavar="N", help="(5)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads a process")
+    plot_argument(parser)
+
+
 def words_of(text: str) -> tuple[str, ...]:
     return tuple(word for word in text.split(",") if word)
 

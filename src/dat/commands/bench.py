@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from dat.commands import racing
 from dat.commands.arguments import (
     Commands,
     count,
     counts,
-    positive,
+    measuring_arguments,
     words_of,
     workers_argument,
 )
@@ -19,9 +20,10 @@ from dat.launch import is_worker
 def add(commands: Commands) -> None:
     bench = commands.group(
         "bench",
-        "measure communication and quantizers",
-        "Measure on this machine what an exchange costs.",
+        "measure attacks, steps, optimizers, loading, startup, communication, quantizers",
+        "Measure on this machine how long it takes, beside others and beside the machine's limits.",
     )
+    racing.add(bench)
     _comm_arguments(
         bench.add(
             "comm",
@@ -63,7 +65,7 @@ def _comm_arguments(comm: argparse.ArgumentParser) -> None:
         "unshaped; several with commas; needs root (workers on the loopback interface)",
     )
     comm.add_argument("--result", type=Path, help=argparse.SUPPRESS)
-    _measuring_arguments(comm)
+    measuring_arguments(comm)
 
 
 def _quantizer_arguments(quantizer: argparse.ArgumentParser) -> None:
@@ -77,13 +79,7 @@ def _quantizer_arguments(quantizer: argparse.ArgumentParser) -> None:
         default=("bucket", "tensor", "vector"),
         help="e.g. bucket,vector (all)",
     )
-    _measuring_arguments(quantizer)
-
-
-def _measuring_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeats", type=positive, default=5, metavar="N", help="(5)")
-    parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads a process")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
+    measuring_arguments(quantizer)
 
 
 def _comm(arguments: argparse.Namespace, words: list[str]) -> int:

@@ -146,7 +146,7 @@ def _evaluate(arguments: argparse.Namespace, words: list[str]) -> int:
 
     settings = _settings(arguments)
     settings += [f"evaluate.attacks={arguments.attacks}"] if arguments.attacks else []
-    subject = _subject(arguments, parse_edits(settings))
+    subject = subject_of(arguments, parse_edits(settings))
     folder = _kept_in(arguments, subject, "evaluations")
     if arguments.examples and folder is None:
         raise ValueError("--examples: needs a folder to keep them in, not --out none")
@@ -172,7 +172,7 @@ def _certify(arguments: argparse.Namespace, words: list[str]) -> int:
     from dat.measure import Certification, certify_subject, own_sigma
     from dat.report import check_picture, show_certified, warn
 
-    subject = _subject(arguments, parse_edits(_settings(arguments)))
+    subject = subject_of(arguments, parse_edits(_settings(arguments)))
     sigma = arguments.sigma if arguments.sigma is not None else own_sigma(subject)
     if sigma is None:
         raise ValueError("--sigma: this model was not trained with noise; say how much, e.g. 0.25")
@@ -208,7 +208,7 @@ def _settings(arguments: argparse.Namespace) -> list[str]:
     return settings
 
 
-def _subject(arguments: argparse.Namespace, edits: dict[str, Any]) -> Subject:
+def subject_of(arguments: argparse.Namespace, edits: dict[str, Any]) -> Subject:
     """What is to be evaluated: a run, or a model of the user's."""
     from dat.measure import Subject
 

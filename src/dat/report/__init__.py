@@ -8,6 +8,7 @@ from dat.report.evaluations import (
     warn,
 )
 from dat.report.plots import Chart, bar_chart, check_picture, line_charts
+from dat.report.profiles import show_profile
 from dat.report.progress import Progress, counting, gauge
 from dat.report.sets import bytes_bar, image_grid, show_data, show_parts
 from dat.report.tables import print_json, print_table, runs_table
@@ -30,6 +31,7 @@ __all__ = [
     "show_labelled",
     "show_measured",
     "show_parts",
+    "show_profile",
     "show_sweep",
     "warn",
 ]

@@ -33,8 +33,14 @@ def bar_chart(
     *,
     title: str,
     axis: str,
+    spread: Sequence[tuple[float, float]] = (),
+    limits: Sequence[float] = (),
 ) -> None:
-    """Horizontal bars, one group a label, with the value at each bar's end."""
+    """Horizontal bars, one group a label, with the value at each bar's end.
+
+    With one series, `spread` is from where to where the values of each lie, and `limits` what each
+    could have been at best.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -48,6 +54,11 @@ def bar_chart(
             [place + shift for place in range(len(labels))], values, height, label=name
         )
         axes.bar_label(bars, fmt="%.3g", padding=3)
+    places = range(len(labels))
+    if spread:
+        axes.hlines(places, *zip(*spread, strict=True), color="black", linewidth=1)
+    if limits:
+        axes.vlines(limits, *zip(*((p - 0.4, p + 0.4) for p in places), strict=True), color="gray")
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set_xlabel(axis)

@@ -16,6 +16,7 @@ from dat.compute import Engine
 from dat.data import UNLABELLED, Augmentation, Supply, as_floats
 from dat.objectives import Batch, Objective, Outcome
 from dat.rng import Draws
+from dat.stages import stage, staged
 from dat.threat import ThreatModel
 from dat.train.perturbation import WeightAttack
 
@@ -80,6 +81,7 @@ class Worker:
         """How often a batch is trained on in a row."""
         return self.attack.replays if isinstance(self.attack, Free) else 1
 
+    @staged("data")
     def draw(self, epoch: int, step: int) -> Batch:
         """The worker's share of a global batch."""
         number, device = step // self.replays, self.exchange.world.device
@@ -89,6 +91,7 @@ class Worker:
         x = self.engine.lay(as_floats(self.augmentation(x, streams)))
         return Batch(x, y, draws, self.threat, self.team, weight)
 
+    @staged("attack")
     def perturb(self, batch: Batch, epoch: int, step: int) -> Tensor:
         """Adversarial examples, found on the bare module: nothing is communicated but by a team."""
         streams = Draws.of(self.seed, "attack", epoch, step, index=batch.draws.index)
@@ -120,6 +123,7 @@ class Worker:
         cuts = self.engine.pieces(len(batch.y))
         return [(rows, batch.pick(rows) if len(cuts) > 1 else batch) for rows in cuts]
 
+    @staged("update/forward")
     def forward(self, batch: Batch, x_adv: Tensor) -> Outcome:
         """The objective at the worker's share of the batch; of several pieces, all but the last
         have had their backward pass as well, and nothing was exchanged."""
@@ -137,6 +141,7 @@ class Worker:
             done.append(self.objective.loss(network, last, x_adv[rows] if early else x_adv))
         return done[0] if not early else Outcome(*map(torch.cat, zip(*done, strict=True)))
 
+    @staged("update/backward")
     def backward(self, outcome: Outcome, batch: Batch) -> None:
         """The worker's share of the gradient of the mean, which the exchange sums up."""
         ((outcome.loss * batch.weight).sum() / self.supply.weight).backward()
@@ -169,7 +174,8 @@ def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
     worker.remember(batch, x_adv)
 
     # Step 12, eq. (A4): every worker takes the same outer step.
-    worker.optimizer.step()
+    with stage("optimizer"):
+        worker.optimizer.step()
     return StepReport(loss, accuracy, exchange.ledger.close(), stop)
 
 
