@@ -104,8 +104,9 @@ def method_name(config: RunConfig, workers: int) -> str:
     if isinstance(config.attack, NoAttack):
         return "Standard"
     plain = isinstance(config.objective, Adversarial)
+    carried = ", carried" if isinstance(config.attack, PGD) and config.attack.carry else ""
     objective = "" if plain else f" {OBJECTIVE_NAMES.get(type(config.objective), 'own')}"
-    awp = " + AWP" if config.train.awp else ""
+    awp = (" + AWP" if config.train.awp else "") + carried
     if workers == 1:
         return (AT_NAMES.get(type(config.attack), "AT") if plain else objective[1:]) + awp
     if isinstance(config.optimizer, LSGD):

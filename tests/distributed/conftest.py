@@ -24,6 +24,20 @@ SMALL = (
 )
 """Settings that make the digits recipe take a few seconds and 26 steps."""
 
+DOUBLE = """
+from torch import nn
+from dat.models import build_model
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.net = build_model("cnn", classes, channels=1, width=4).double()
+
+    def forward(self, x):
+        return self.net(x.double())
+"""
+"""A network whose rounding flips no sign."""
+
 
 def torchrun(workers: int) -> tuple[str, ...]:
     return (

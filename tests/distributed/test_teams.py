@@ -48,9 +48,10 @@ def test_the_split_changes_nothing_beyond_rounding(
     assert largest > 1e-3
 
 
-def test_a_run_with_a_team_is_the_run_without(tmp_path: Path) -> None:
+@pytest.mark.parametrize("extra", [(), ("attack.carry=true", "train.epochs=2")])
+def test_a_run_with_a_team_is_the_run_without(tmp_path: Path, extra: tuple[str, ...]) -> None:
     noisy = ("objective.name=smooth", "objective.copies=4", "objective.votes=2")
-    words = (*SMALL, *noisy, "threat.norm=l2", "train.batch=240")
+    words = (*SMALL, *noisy, "threat.norm=l2", "train.batch=240", *extra)
     alone = train(DAT, tmp_path, *words)
     shared = train(DAT, tmp_path, *words, "train.team=2", "--workers", "2")
     assert distance(weights(shared), weights(alone)) < 1e-4

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.distributed.conftest import DAT, distance, run, torchrun, weights
+from tests.distributed.conftest import DAT, DOUBLE, distance, run, torchrun, weights
 
 pytestmark = pytest.mark.alone
 
@@ -179,6 +179,22 @@ def test_resumed_on_other_numbers_of_workers(
     before, after = ([json.loads(it)["loss"] for it in text.splitlines()] for text in texts)
     assert after == pytest.approx(before, rel=1e-3)
     assert distance(weights(undisturbed), weights(tmp_path / "run")) < 0.05
+
+
+def test_carried_perturbations_find_their_images_on_other_workers(tmp_path: Path) -> None:
+    """Stopped on three workers and resumed on two, in double precision: as if never stopped."""
+    (tmp_path / "mine.py").write_text(DOUBLE)
+    words = ("digits", *SETTINGS, "model.name=mine:Net", "attack.carry=true", "attack.steps=1")
+    whole = run([*DAT, "train", *words, "--out", "whole"], tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    with started(tmp_path, *words, "--workers", "3", "--out", "run") as process:
+        wait_for(tmp_path / "run", 30, process)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    done = run([*DAT, "train", "--resume", "run", "--workers", "2"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "carried perturbations go to the workers that have their images now" in done.stderr
+    assert distance(weights(tmp_path / "whole"), weights(tmp_path / "run")) < 1e-5
 
 
 def test_a_lost_node_leaves_the_rest_to_go_on(undisturbed: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from dat.attacks import FGSM, NFGSM, PGD, Free
 from dat.comm import Buckets, Chunked, World
-from dat.data import ImageData, split_holdout
+from dat.data import Augmentation, ImageData, split_holdout
 from dat.objectives import TRADES
 from dat.optim import LAMB, LARS, SGD
 from dat.threat import ThreatModel
@@ -104,8 +104,28 @@ CASES: dict[str, dict[str, Any]] = {
         "protocol": Chunked(),
     },
     "no holdout": {"holdout": None},
+    "carried": {
+        "attack": PGD(steps=1, carry=True, reset=2),
+        "augmentation": Augmentation(kind="crop-flip"),
+    },
+    "carried, l2, early exit": {
+        "attack": PGD(steps=3, carry=True, patience=1),
+        "threat": ThreatModel(norm="l2", eps=0.5),
+        "augmentation": Augmentation(kind="crop"),
+    },
+    "carried, unlabelled, error feedback": {
+        "attack": PGD(steps=2, carry=True),
+        "objective": TRADES(),
+        "unlabelled": data(30).without_labels(),
+        "quantizer": Buckets(bits=4, error_feedback=True),
+        "protocol": Chunked(),
+    },
     "rescued": {
         "attack": FGSM(),
+        "sentinel": Sentinel(action="rescue", rescue=NFGSM(), drop=2.0, least=0.0),
+    },
+    "carried, rescued": {
+        "attack": PGD(steps=1, carry=True),
         "sentinel": Sentinel(action="rescue", rescue=NFGSM(), drop=2.0, least=0.0),
     },
 }
@@ -187,14 +207,18 @@ class Breaks(nn.Module):
 
 
 @pytest.mark.parametrize("guard", ["skip", "rollback"])
-def test_a_broken_step_is_left_out_and_reported(tmp_path: Path, world: World, guard: str) -> None:
+@pytest.mark.parametrize("attack", [PGD(steps=2), PGD(steps=2, carry=True)])
+def test_a_broken_step_is_left_out_and_reported(
+    tmp_path: Path, world: World, guard: str, attack: PGD
+) -> None:
     said: list[str] = []
 
     class Hears(Listener):
         def left_out_step(self, trainer: Trainer, reason: str, count: int) -> None:
             said.append(reason)
 
-    trainer = make(world, tmp_path, model=Breaks({8}), guard=guard, epochs=2, listeners=[Hears()])
+    settings = {"guard": guard, "attack": attack, "epochs": 2, "listeners": [Hears()]}
+    trainer = make(world, tmp_path, model=Breaks({8}), **settings)
     records = trainer.fit()
     assert len(records) == 2 and trainer.left_out == [[1, 1]]
     assert len(said) == 1 and "epoch 2, step 2: the loss is" in said[0]

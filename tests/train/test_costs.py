@@ -48,6 +48,7 @@ class Counting(nn.Module):
         (NoAttack(), Adversarial(), 0, 1, 0),
         (PGD(steps=5), Adversarial(), 0, 6, 0),
         (PGD(steps=5), Adversarial(clean_weight=1), 0, 7, 0),
+        (PGD(steps=1, carry=True), Adversarial(), 0, 2, 0),
         (FGSM(), Adversarial(), 0, 2, 0),
         (NFGSM(), Adversarial(), 0, 2, 0),
         (Free(replays=1), Adversarial(), 0, 1, 0),

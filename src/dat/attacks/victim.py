@@ -31,7 +31,7 @@ class Victim:
     loss: Callable[..., Tensor] = cross_entropy
     """Of logits, labels and, where there are any, targets."""
     targets: Tensor | None = None
-    """A wrong class for each image, for losses that aim at one."""
+    """What else the loss must know of each image: a wrong class to aim at, or the clean logits."""
     until_broken: bool = False
     """One wrong answer is all that is wanted: an image that gives it is left alone from then on.
     Else the loss is to be as high as it gets."""
@@ -116,7 +116,9 @@ def victim(loss: Loss, attack: str) -> Victim:
 
 def ascended(loss: Loss, name: str, attack: str) -> Loss:
     """The given loss, or another one on the same logits."""
-    return loss if name == GIVEN else replace(victim(loss, attack), loss=LOSSES[name])
+    if name == GIVEN:
+        return loss
+    return replace(victim(loss, attack), loss=LOSSES[name], targets=None)
 
 
 def settled(loss: Loss) -> bool:

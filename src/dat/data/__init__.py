@@ -1,6 +1,6 @@
 """Data: where images come from and are kept, and which worker draws which of them."""
 
-from dat.data.augment import AUGMENTATIONS, Augmentation
+from dat.data.augment import AUGMENTATIONS, Augmentation, Windows
 from dat.data.folder import Reading
 from dat.data.images import UNLABELLED, ImageData, as_floats
 from dat.data.local import WEIGH_BY, Parts, Rounds
@@ -30,6 +30,7 @@ __all__ = [
     "Splits",
     "Stored",
     "Supply",
+    "Windows",
     "as_floats",
     "chunks",
     "default_parts",

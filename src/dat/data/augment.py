@@ -7,6 +7,7 @@ converting the result to floats gives exactly what augmenting the converted imag
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,21 +40,60 @@ class Augmentation(Settings):
     def __call__(self, x: Tensor, draws: Draws) -> Tensor:
         if len(x) == 0:
             return x
-        if self.kind != "none":
-            luck = draws.uniform(torch.Size((len(x), 3)))
-            flipped = luck[:, 2] >= 0.5 if self.kind != "crop" else torch.zeros_like(luck[:, 2]) > 0
-            if self.kind == "resized-crop":
-                x = _flip(x, flipped)
-            else:
-                down, right = (luck[:, :2] * (2 * PADDING + 1)).long().unbind(1)
-                found = crop(x, down, right, flipped, PADDING)
-                x = _flip(_crop(x, down, right), flipped) if found is None else found
+        windows = self.windows(draws)
+        if windows is not None:
+            x = _flip(x, windows.flipped) if self.kind == "resized-crop" else windows.cut(x)
         if self.randaugment:
             x = rand_augment(x, draws, operations=self.randaugment, magnitude=self.magnitude)
         if self.cutout:
             luck = draws.fork("cutout").uniform(torch.Size((len(x), 2)))
             x = _cut_out(x, luck, self.cutout)
         return x
+
+    def windows(self, draws: Draws) -> Windows | None:
+        """Where images are cut out and which are mirrored; none where nothing is moved."""
+        if self.kind == "none":
+            return None
+        luck = draws.uniform(torch.Size((len(draws.index), 3)))
+        down, right = (luck[:, :2] * (2 * PADDING + 1)).long().unbind(1)
+        flipped = luck[:, 2] >= 0.5
+        return Windows(down, right, torch.zeros_like(flipped) if self.kind == "crop" else flipped)
+
+    def beyond_moving(self) -> str | None:
+        """A setting, as a user would write it, that does more to pixels than to move them."""
+        if self.kind == "resized-crop":
+            return "data.augmentation = resized-crop"
+        if self.randaugment:
+            return f"data.randaugment = {self.randaugment}"
+        return f"data.cutout = {self.cutout}" if self.cutout else None
+
+
+class Windows(NamedTuple):
+    """Of each image padded with zeros the part that is cut out, as large as the image."""
+
+    down: Tensor
+    right: Tensor
+    flipped: Tensor
+    """Whether the part is mirrored."""
+
+    def cut(self, x: Tensor) -> Tensor:
+        found = crop(x, *self, PADDING)
+        return _flip(_crop(x, self.down, self.right), self.flipped) if found is None else found
+
+    def back(self) -> Windows:
+        """The windows that put what was cut out in its place again, with zeros around it."""
+        right = torch.where(self.flipped, self.right, 2 * PADDING - self.right)
+        return Windows(2 * PADDING - self.down, right, self.flipped)
+
+    def seen(self, height: int, width: int) -> Tensor:
+        """Which pixels of the images are in their windows, as (n, 1, height, width)."""
+
+        def within(size: int, first: Tensor) -> Tensor:
+            place = torch.arange(size, device=first.device) + PADDING - first[:, None]
+            return (place >= 0) & (place < size)
+
+        rows, columns = within(height, self.down), within(width, self.right)
+        return (rows[:, :, None] & columns[:, None, :]).unsqueeze(1)
 
 
 def _crop(x: Tensor, down: Tensor, right: Tensor) -> Tensor:

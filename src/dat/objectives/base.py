@@ -126,6 +126,9 @@ class Objective(Settings, ABC):
                 "(objective.name smooth, stability); use 1"
             )
 
+    def check_patience(self) -> None:
+        """Refuse attacks that images leave one by one."""
+
     @abstractmethod
     def phi(self, model: Network, batch: Batch) -> Loss:
         """What the inner oracle ascends at the batch, as a function of the adversarial images."""

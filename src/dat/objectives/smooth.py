@@ -45,6 +45,12 @@ class Noisy(Objective):
                 f"train.team = {size}: must be at most objective.copies = {self.copies}"
             )
 
+    def check_patience(self) -> None:
+        raise SettingError(
+            "attack.patience: the noisy copies of objectives smooth and stability are attacked "
+            "together, and none leaves early; set it to none"
+        )
+
     def deployed(self, model: nn.Module) -> nn.Module:
         """The vote, by `votes` copies."""
         return Smoothed(model, sigma=self.sigma, copies=self.votes)

@@ -31,9 +31,13 @@ class TRADES(Objective):
     def phi(self, model: Network, batch: Batch) -> Loss:
         with torch.no_grad():
             clean = model(batch.x)
-        return Victim(model, batch.y, loss=lambda logits, labels: divergence(clean, logits))
+        return Victim(model, batch.y, loss=_strayed, targets=clean)
 
     def loss(self, model: Network, batch: Batch, x_adv: Tensor) -> Outcome:
         clean, adversarial = both(model, batch.x, x_adv)
         loss = cross_entropy(clean, batch.y, smoothing=self.label_smoothing)
         return Outcome(loss + self.beta * divergence(clean, adversarial), adversarial)
+
+
+def _strayed(logits: Tensor, labels: Tensor, clean: Tensor) -> Tensor:
+    return divergence(clean, logits)

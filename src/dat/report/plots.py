@@ -16,6 +16,7 @@ class Chart(NamedTuple):
     x_axis: str
     y_axis: str
     logarithmic: bool = False
+    from_zero: bool = True
 
 
 def check_picture(path: Path) -> None:
@@ -85,7 +86,8 @@ def line_charts(path: Path, charts: Sequence[Chart]) -> None:
             axes.plot(x, y, marker="o", markersize=4, label=name)
         axes.set_xlabel(chart.x_axis)
         axes.set_ylabel(chart.y_axis)
-        axes.set_ylim(bottom=0)
+        if chart.from_zero:
+            axes.set_ylim(bottom=0)
         if chart.logarithmic:
             axes.set_xscale("log")
         axes.grid(alpha=0.3)

@@ -1,7 +1,8 @@
 """Checkpoints: everything a run needs to go on as if nothing had happened.
 
 RUN/checkpoints/00000120/state.safetensors       tensors that all workers have alike
-                         worker-1.safetensors    a worker's own: error feedback, replayed images
+                         worker-1.safetensors    a worker's own: error feedback, free AT's images,
+                                                 carried perturbations
                          manifest.json           everything else, and every file's size and checksum
 
 A checkpoint is written beside its place, onto the disk, and renamed: it is there whole, or it is

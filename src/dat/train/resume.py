@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dat.attacks import PGD, Free
 from dat.comm import Traffic
 from dat.train import checkpoint
 from dat.train.checkpoint import Refused, Tensors
@@ -57,10 +58,13 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
 
 
 def own_of(trainer: Trainer) -> Tensors:
-    """What a worker has for itself: what rounding left over, and the images of free AT."""
-    memories = trainer.worker.exchange.reducer.memories or ()
+    """What a worker has for itself: what rounding left over, the images of free AT, perturbations
+    that are carried along."""
+    worker = trainer.worker
+    memories = worker.exchange.reducer.memories or ()
     own = {f"left/{number}": memory.left for number, memory in enumerate(memories)}
-    return own | {f"replayed/{i}": it for i, it in enumerate(trainer.worker.replayed)}
+    own |= {f"replayed/{i}": it for i, it in enumerate(worker.replayed)}
+    return own | (worker.carried.state() if worker.carried else {})
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,16 @@ class Resumption:
         before, now = self.state["workers"], trainer.world.size
         if before == now:
             return []
-        dropped = "; what rounding had left over at each worker is dropped" if self.own else ""
+        notes = ""
+        if self.own and trainer.quantizer.error_feedback:
+            notes += "; what rounding had left over at each worker is dropped"
+        if self.own and isinstance(trainer.attack, Free):
+            notes += "; the batch that was being replayed begins at its images"
+        if self.own and isinstance(trainer.attack, PGD) and trainer.attack.carry:
+            notes += "; carried perturbations go to the workers that have their images now"
         return [
             f"resumed on {now} workers instead of {before}: the global batch of {trainer.batch} "
-            f"and the order of the data stay{dropped}"
+            f"and the order of the data stay{notes}"
         ]
 
     def restore(self, trainer: Trainer) -> None:
@@ -125,11 +135,15 @@ class Resumption:
         trainer.best.restore(state["best"], trainer.models())
         if state["workers"] == trainer.world.size:
             self._restore_own(trainer)
+        elif trainer.worker.carried and self.own:
+            trainer.worker.carried.restore(map(checkpoint.read_own, self.own.values()))
 
     def _restore_own(self, trainer: Trainer) -> None:
         path = self.own.get(f"worker-{trainer.world.rank}.safetensors")
         own = checkpoint.read_own(path) if path else {}
         device = trainer.world.device
+        if trainer.worker.carried:
+            trainer.worker.carried.restore([own])
         for number, memory in enumerate(trainer.worker.exchange.reducer.memories or ()):
             memory.left.copy_(own[f"left/{number}"])
         replayed = [own[key].to(device) for key in sorted(own) if key.startswith("replayed/")]

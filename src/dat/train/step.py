@@ -10,14 +10,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dat.attacks import Attack, Free, attack_mode
+from dat.attacks import PGD, Attack, Free, attack_mode
 from dat.comm import Exchange, Team, Traffic
 from dat.compute import Engine
 from dat.data import UNLABELLED, Augmentation, Supply, as_floats
 from dat.objectives import Batch, Objective, Outcome
+from dat.objectives.base import Network
 from dat.rng import Draws
 from dat.stages import stage, staged
 from dat.threat import ThreatModel
+from dat.train.carried import Carried, Visit
 from dat.train.perturbation import WeightAttack
 
 
@@ -73,6 +75,8 @@ class Worker:
     weights: WeightAttack = field(default_factory=WeightAttack)
     replayed: list[Tensor] = field(default_factory=list)
     """Free AT: the adversarial images of the last replay."""
+    carried: Carried | None = None
+    """The perturbations of the last epoch, if the attack goes on from them."""
     stopping: Callable[[], bool] = never
     """Whether this worker was asked to stop."""
 
@@ -86,33 +90,52 @@ class Worker:
         """The worker's share of a global batch."""
         number, device = step // self.replays, self.exchange.world.device
         x, y, index, weight = self.supply.draw(epoch, number, device)
-        streams = Draws.of(self.seed, "augment", epoch, number, index=index)
         draws = Draws.of(self.seed, "objective", epoch, step, index=index)
-        x = self.engine.lay(as_floats(self.augmentation(x, streams)))
-        return Batch(x, y, draws, self.threat, self.team, weight)
+        x = as_floats(self.augmentation(x, self._luck(epoch, number, index)))
+        return Batch(self.engine.lay(x), y, draws, self.threat, self.team, weight)
+
+    def visit(self, batch: Batch, epoch: int, step: int) -> Visit:
+        """When a batch was drawn, and how its images were cut out."""
+        index = batch.draws.index
+        return Visit(index, self.augmentation.windows(self._luck(epoch, step, index)), epoch)
+
+    def _luck(self, epoch: int, number: int, index: Tensor) -> Draws:
+        """What decides about augmentation."""
+        return Draws.of(self.seed, "augment", epoch, number, index=index)
 
     @staged("attack")
     def perturb(self, batch: Batch, epoch: int, step: int) -> Tensor:
         """Adversarial examples, found on the bare module: nothing is communicated but by a team."""
-        streams = Draws.of(self.seed, "attack", epoch, step, index=batch.draws.index)
         if isinstance(self.attack, Free):
+            streams = self._chance(batch, epoch, step)
             again = step % self.replays and self.replayed
             x_adv = self.replayed[0] if again else self.attack.start(batch.x, self.threat, streams)
             return x_adv.requires_grad_(True)
         model = self.engine.target(eval_mode=self.attack_bn == "eval")
         network = self.engine.cast(model)
         with attack_mode(model, self.attack_bn), self.team.one_batch(model):
-            found = [
-                self.attack(
-                    self.objective.phi(network, piece), piece.x, self.threat, streams.pick(rows)
-                )
-                for rows, piece in self.pieces(batch)
-            ]
+            pieces = [it for _, it in self.pieces(batch)]
+            found = [self._attacked(network, piece, epoch, step) for piece in pieces]
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    def remember(self, batch: Batch, x_adv: Tensor) -> None:
-        """Free AT: the backward pass of the update has given the attack's gradient as well."""
+    def _attacked(self, network: Network, batch: Batch, epoch: int, step: int) -> Tensor:
+        phi, streams = self.objective.phi(network, batch), self._chance(batch, epoch, step)
+        if isinstance(self.attack, PGD) and self.carried:
+            fresh = self.attack.start(batch.x, self.threat, streams)
+            start = self.carried.start(batch.x, fresh, self.visit(batch, epoch, step))
+            return self.attack.onward(phi, start, batch.x, self.threat)
+        return self.attack(phi, batch.x, self.threat, streams)
+
+    def _chance(self, batch: Batch, epoch: int, step: int) -> Draws:
+        """What decides where attacks begin."""
+        return Draws.of(self.seed, "attack", epoch, step, index=batch.draws.index)
+
+    def remember(self, batch: Batch, x_adv: Tensor, epoch: int, step: int) -> None:
+        """What the next attack on these images goes on from."""
+        if self.carried:
+            self.carried.keep(x_adv - batch.x, self.visit(batch, epoch, step))
         if isinstance(self.attack, Free):
+            # the backward pass of the update has given the attack's gradient as well
             assert x_adv.grad is not None
             gradient = self.team.sum(x_adv.grad) if self.team.size > 1 else x_adv.grad
             further = self.attack.ascend(x_adv.detach(), gradient, batch.x, self.threat)
@@ -171,7 +194,7 @@ def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
         worker.backward(outcome, batch)
         loss, accuracy, stop = _sum_up(settle(), epoch, step)
         _check_gradient(exchange.module, epoch, step)
-    worker.remember(batch, x_adv)
+    worker.remember(batch, x_adv, epoch, step)
 
     # Step 12, eq. (A4): every worker takes the same outer step.
     with stage("optimizer"):

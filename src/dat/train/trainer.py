@@ -18,7 +18,6 @@ from dat.comm import (
     Quantizer,
     Team,
     World,
-    check_team,
 )
 from dat.compute import Compute, Engine
 from dat.data import Augmentation, Dealing, ImageData, Mix, Parts, supply
@@ -28,14 +27,14 @@ from dat.optim import EMA, LAMB, Layerwise, OuterOracle, Piecewise, Schedule, se
 from dat.rng import seeded
 from dat.threat import ThreatModel
 from dat.train.agreement import check_data, check_replicas
+from dat.train.carried import Carried
+from dat.train.checks import check
 from dat.train.perturbation import WeightAttack
 from dat.train.records import EpochRecord, Listener, Tally
 from dat.train.resume import Resumption, Saver
 from dat.train.selection import Best, HeldOut
 from dat.train.sentinel import Collapse, Sentinel, Snapshot
 from dat.train.step import ADVICE, NotFinite, StepReport, Worker, dat_step, never
-
-GUARDS = ("stop", "skip", "rollback")
 
 
 @dataclass(kw_only=True)
@@ -100,27 +99,8 @@ class Trainer:
     """Whether this worker was asked to stop; all of them then do, after the step."""
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.select_every < 1:
-            raise ValueError("epochs and select_every must be at least 1")
-        if self.guard not in GUARDS:
-            raise ValueError(f"guard = {self.guard!r}: must be one of {', '.join(GUARDS)}")
-        if self.select_by not in ("ra", "ta"):
-            raise ValueError(f"select_by = {self.select_by!r}: must be 'ra' or 'ta'")
-        self.protocol.check(self.quantizer, self.world.size)
-        check_team(self.world.size, self.team)
-        self.objective.check_team(self.team)
-        if self.compute.recompute and self.team > 1:
-            raise ValueError(
-                "compute.recompute: not for teams, as their batch norms meet; use train.team = 1"
-            )
+        check(self)
         self.model.to(self.world.device)
-        if self.unlabelled is not None and not self.unlabelled.has_labels:
-            self.objective.check_labels()
-            if self.attack.reads_labels:
-                raise ValueError(
-                    f"attack {type(self.attack).__name__}: must know the right answers, and there "
-                    "are images without labels; use pgd, fgsm or n-fgsm, or pseudo-labels"
-                )
         self.samples = len(self.data) + len(self.unlabelled or ())
         dealing = Dealing(
             batch=self.batch,
@@ -171,6 +151,8 @@ class Trainer:
         some = self.supply.sources[0].data
         images, _ = some.batch(torch.arange(min(8, len(some))), self.world.device)
         work = self.epochs * self.samples * self.attack.cost() // self.world.size
+        if isinstance(self.attack, PGD) and self.attack.patience is not None:
+            work = 0  # nothing is compiled for batches of all sizes
         with seeded(self.world.device, self.seed, "engine"):
             self.engine = Engine.of(self.model, self.compute, images, work)
         exchange = Exchange(
@@ -195,8 +177,12 @@ class Trainer:
             augmentation=self.augmentation,
             attack_bn=self.attack_bn,
             weights=self.weight_attack,
+            carried=self._carried(self.attack),
             stopping=self.stopping,
         )
+
+    def _carried(self, attack: Attack) -> Carried | None:
+        return Carried.of(attack, self.supply.sources, self.threat, self.world.device)
 
     @property
     def steps(self) -> int:
@@ -280,7 +266,7 @@ class Trainer:
 
     def use_attack(self, attack: Attack) -> None:
         """Go on with another attack."""
-        self.worker = replace(self.worker, attack=attack)
+        self.worker = replace(self.worker, attack=attack, carried=self._carried(attack))
 
     def models(self) -> dict[str, nn.Module]:
         """The raw weights and, where they are kept, the averaged ones, by file-name prefix."""
