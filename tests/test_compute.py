@@ -103,7 +103,12 @@ def cnn() -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 4))
 
 
-@pytest.mark.parametrize("attack", [PGD(steps=2), Free(replays=2)], ids=["pgd", "free"])
+CARRIED = PGD(steps=1, carry=True)
+
+
+@pytest.mark.parametrize(
+    "attack", [PGD(steps=2), Free(replays=2), CARRIED], ids=["pgd", "free", "carried"]
+)
 @pytest.mark.parametrize("objective", [Adversarial(clean_weight=1.0), TRADES()])
 @pytest.mark.parametrize("pieces", [2, 5, 40])
 def test_pieces_add_up_to_the_batch(
