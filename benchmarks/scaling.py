@@ -48,9 +48,10 @@ def main() -> None:
     for _ in range(arguments.rounds):
         for attack, settings in ATTACKS.items():
             for layout, words in LAYOUTS.items():
-                told = profile(arguments.data, *settings, *words, "--steps", str(arguments.steps))
-                found.setdefault(f"{attack}: {layout}", []).append(told)
-                print(f"{attack}: {layout}: {told['images_per_second']:.1f} img/s", flush=True)
+                steps = ("--steps", str(arguments.steps))
+                one = profile(arguments.data, *settings, *words, *steps)
+                found.setdefault(f"{attack}: {layout}", []).append(one)
+                print(f"{attack}: {layout}: {one['images_per_second']:.1f} img/s", flush=True)
     rows = []
     for attack in ATTACKS:
         speeds = {
@@ -64,7 +65,7 @@ def main() -> None:
             share = "" if layout == "1 worker, 1 thread" else f"{100 * speed / best:.0f} %"
             waited = statistics.median(
                 sum(stage["share"] for stage in it["stages"] if stage["stage"] == "exchange")
-                for it in found[f"{attack}: {layout}"]
+                for it in told[layout]
             )
             rows.append([attack, layout, f"{speed:.1f}", share, f"{100 * waited:.1f} %"])
     headers = ["Attack", "Workers", "Images/s", "Of twice one thread", "Waiting for the exchange"]
