@@ -54,11 +54,10 @@ def main() -> None:
                 print(f"{attack}: {layout}: {one['images_per_second']:.1f} img/s", flush=True)
     rows = []
     for attack in ATTACKS:
+        told = {layout: found[f"{attack}: {layout}"] for layout in LAYOUTS}
         speeds = {
-            layout: statistics.median(
-                it["images_per_second"] for it in found[f"{attack}: {layout}"]
-            )
-            for layout in LAYOUTS
+            layout: statistics.median(it["images_per_second"] for it in runs)
+            for layout, runs in told.items()
         }
         best = 2 * speeds["1 worker, 1 thread"]
         for layout, speed in speeds.items():
