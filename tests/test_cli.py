@@ -47,10 +47,12 @@ def test_a_run_leaves_its_folder(finished: Path) -> None:
         "config.yaml",
         "environment.json",
         "events",
+        "logs",
         "metrics.jsonl",
         "result.json",
     }
     assert any((finished / "events").iterdir())
+    assert [path.name for path in (finished / "logs").iterdir()] == ["worker-0.log"]
     environment = json.loads((finished / "environment.json").read_text())
     assert environment["workers"] == 1
     assert environment["torch"].startswith("2.")

@@ -29,16 +29,19 @@ log = logging.getLogger("dat")
 @contextmanager
 def worker_log(run: Path, world: World) -> Iterator[None]:
     """What is logged meanwhile goes to this worker's file: with the error, if one ends it, and the
-    stack, if a signal of the machine's does (a segmentation fault, a bus error)."""
+    stack, if a signal of the machine's does (a segmentation fault, a bus error) and nobody else
+    has asked for it."""
     path = log_file(run, world.rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    before = log.level, faulthandler.is_enabled()
+    level = log.level
+    own = not faulthandler.is_enabled()  # where it writes now cannot be asked, so not put back
     with path.open("a", buffering=1) as file:
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter("{asctime} {message}", style="{"))
         log.addHandler(handler)
         log.setLevel(logging.INFO)
-        faulthandler.enable(file)
+        if own:
+            faulthandler.enable(file)
         place = f"process {os.getpid()} on {socket.gethostname()}, {world.device}"
         log.info("worker %d of %d: %s", world.rank, world.size, place)
         try:
@@ -48,11 +51,10 @@ def worker_log(run: Path, world: World) -> Iterator[None]:
             log.info("ended by %s", type(error).__name__, exc_info=True)
             raise
         finally:
-            faulthandler.disable()
-            if before[1]:
-                faulthandler.enable()
+            if own:
+                faulthandler.disable()
             log.removeHandler(handler)
-            log.setLevel(before[0])
+            log.setLevel(level)
 
 
 class WorkerLog(Listener):
