@@ -1,11 +1,10 @@
-"""What is checked inside the workers: started by torchrun, each writes what it saw to a file."""
+"""What is checked inside the workers: each writes what it saw to a file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -221,9 +220,9 @@ def loopback_bytes() -> int:
     raise OSError("no loopback interface")
 
 
-if __name__ == "__main__":
+def main(folder: Path) -> None:
     joined = World.join(device="cpu")
     seen = {check.__name__: check(joined) for check in CHECKS}
     seen["lost_peer"] = lost_peer(joined)
-    Path(sys.argv[1], f"{joined.rank}.json").write_text(json.dumps(seen))
+    (folder / f"{joined.rank}.json").write_text(json.dumps(seen))
     os._exit(0)  # the group is broken by then

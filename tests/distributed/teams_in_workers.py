@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,3 @@ def main(folder: Path, size: int) -> None:
         worker.exchange.close()
     world.meet()
     world.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from dat.evaluation.suites import suite_of
 from dat.threat import ThreatModel
 from dat.train import load_weights, save_weights
 from tests.distributed.conftest import DAT, run
+from tests.distributed.forked import run_workers
 
 SHORT = "pgd-5x2,apgd-ce-5,apgd-t-3,fab-t-3,square-50"
 LONG = "pgd-100x5"
@@ -217,10 +217,7 @@ def told(
     out = tmp_path_factory.mktemp("told")
     with World.join(device="cpu") as world:
         one = judge(world, folder, out)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    module = ["--nproc-per-node", "3", "-m", "tests.distributed.test_evaluation"]
-    done = run([*launcher, *module, str(folder), str(out)], Path(__file__).parents[2])
-    assert done.returncode == 0, done.stderr
+    run_workers(3, judge_late, folder, out)
     return one, [json.loads((out / f"{rank}.json").read_text()) for rank in range(3)]
 
 
@@ -278,8 +275,9 @@ class LateJournal(Journal):
         yield from super().read()
 
 
-if __name__ == "__main__":
+def judge_late(folder: Path, out: Path) -> None:
+    """What one of several workers is told, left in a file."""
     importlib.import_module("dat.evaluation.assess").Journal = LateJournal  # type: ignore[attr-defined]
     with World.join(device="cpu", threads=1) as joined:
-        seen = judge(joined, Path(sys.argv[1]), Path(sys.argv[2]))
-        Path(sys.argv[2], f"{joined.rank}.json").write_text(json.dumps(seen))
+        seen = judge(joined, folder, out)
+        (out / f"{joined.rank}.json").write_text(json.dumps(seen))

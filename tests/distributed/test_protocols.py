@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,8 +11,10 @@ from typing import Any
 import pytest
 
 from dat.comm.message import share_out, spans
+from tests.distributed import exchanges_in_workers
 from tests.distributed.conftest import DAT, SMALL, distance, run, train, weights
 from tests.distributed.exchanges_in_workers import STEPS, buckets, cases
+from tests.distributed.forked import run_workers
 
 Seen = list[dict[str, Any]]
 
@@ -25,11 +26,7 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Seen]:
     @cache
     def seen(workers: int) -> Seen:
         folder = tmp_path_factory.mktemp(f"seen{workers}")
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        module = ["-m", "tests.distributed.exchanges_in_workers", str(folder)]
-        root = Path(__file__).parents[2]
-        done = run([*launcher, "--nproc-per-node", str(workers), *module], root)
-        assert done.returncode == 0, done.stderr
+        run_workers(workers, exchanges_in_workers.main, folder)
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(workers)]
 
     return seen

@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.conftest import DAT, DOUBLE, SMALL, distance, run, torchrun, train, weights
+from tests.distributed.conftest import (
+    DAT,
+    DOUBLE,
+    SMALL,
+    distance,
+    run,
+    start,
+    torchrun,
+    train,
+    weights,
+)
 
 KINDS = {
     "single": ("train.batch=408",),
@@ -54,8 +64,9 @@ def test_workers_may_share_a_part(kind: Any) -> None:
 
 
 def test_torchrun_and_a_repetition_give_the_same_bits(two_workers: Path, tmp_path: Path) -> None:
+    """By real launchers; elsewhere the workers are forked."""
     for command, words in ((torchrun(2), ()), (DAT, ("--workers", "2"))):
-        other = train(command, tmp_path, *SMALL, *words)
+        other = train(command, tmp_path, *SMALL, *words, by=start)
         for name in ("last", "best"):
             ours, theirs = weights(two_workers, name), weights(other, name)
             assert all(torch.equal(ours[key], theirs[key]) for key in ours)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.distributed import teams_in_workers
 from tests.distributed.conftest import DAT, SMALL, distance, run, train, weights
+from tests.distributed.forked import run_workers
 from tests.distributed.teams_in_workers import CASES
 
 Found = dict[str, Tensor]
@@ -19,14 +20,10 @@ Found = dict[str, Tensor]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], dict[str, Found]]:
     """By workers and team size, what each case came to."""
-    script = str(Path(__file__).with_name("teams_in_workers.py"))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     results = {}
     for workers, size in ((1, 1), (2, 2), (4, 4), (4, 2)):
         folder = tmp_path_factory.mktemp(f"team-{workers}-{size}")
-        words = ["--nproc-per-node", str(workers), script, str(folder), str(size)]
-        done = run([*launcher, *words], folder)
-        assert done.returncode == 0, done.stderr
+        run_workers(workers, teams_in_workers.main, folder, size)
         results[workers, size] = {name: load_file(folder / f"{name}.safetensors") for name in CASES}
     return results
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.distributed.conftest import run
+from tests.distributed import in_workers
+from tests.distributed.forked import run_workers
 
 pytestmark = pytest.mark.alone
 
@@ -20,10 +19,7 @@ WORKERS = 3
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each worker saw."""
     folder = tmp_path_factory.mktemp("seen")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    script = str(Path(__file__).with_name("in_workers.py"))
-    done = run([*launcher, "--nproc-per-node", str(WORKERS), script, str(folder)], folder)
-    assert done.returncode == 0, done.stderr
+    run_workers(WORKERS, in_workers.main, folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORKERS)]
 
 
