@@ -107,10 +107,11 @@ def run_command(
 
 
 def run_workers(
-    workers: int, work: Callable[..., object], *details: Any, timeout: float = 180
+    workers: int, work: Callable[..., object], *details: Any, cwd: Path | None = None
 ) -> None:
     """A function of a module of ours in M workers, as torchrun would start them."""
-    done = _finish(Forked(partial(_workers, workers, work, details), Path.cwd()), timeout)
+    process = Forked(partial(_workers, workers, work, details), cwd or Path.cwd())
+    done = _finish(process, 180)
     assert done.returncode == 0, done.stderr
 
 
@@ -139,8 +140,6 @@ def _settle(
         opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, number)
         os.close(opened)
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     try:
         work()
     finally:
@@ -163,9 +162,7 @@ def _workers(workers: int, work: Callable[..., object], details: Sequence[Any]) 
     sys.exit(fork_workers(workers, partial(work, *details))[0])
 
 
-def fork_workers(
-    workers: int, work: Callable[[], object], number: int = 0
-) -> tuple[int, str, int]:
+def fork_workers(workers: int, work: Callable[[], object], number: int = 0) -> tuple[int, str, int]:
     """M workers at once; when one fails the others are asked to stop. As `dat.launch._launch`."""
     with tempfile.TemporaryDirectory(prefix="dat-") as meeting:
         common = {launch.LAUNCHED: os.getpid(), launch.ATTEMPT: number}

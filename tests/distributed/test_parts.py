@@ -7,12 +7,17 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from dat.cli import main
+from dat.data import Parts, load
 from tests.data import pictures as made
 from tests.distributed.conftest import DAT, SMALL, distance, run, weights
+from tests.distributed.forked import Forked, run_workers
 
 NOBODY = 65534
 
@@ -41,36 +46,38 @@ def test_uneven_parts_train_alike_on_any_workers(tmp_path: Path) -> None:
     assert len({result["holdout_ra"] for result in results}) == 1
 
 
-AUDIT = """\
-import json, os, sys
-seen = []
-def note(event, details):
-    if event == "open" and "part-" in str(details[0]) and str(details[0]).endswith(".npy"):
-        seen.append(str(details[0]).split("part-")[1].split("/")[0])
-sys.addaudithook(note)
-import atexit
-leave = os._exit
-def tell(code):
-    with open(f"opened-{os.environ.get('RANK', 'x')}.json", "w") as file:
-        json.dump(sorted(set(seen)), file)
-    leave(code)
-os._exit = tell
-"""
+def watched(words: list[str]) -> None:
+    """A command that leaves a note of the parts that it opened."""
+    seen, leave = set(), os._exit
+
+    def note(event: str, details: tuple[object, ...]) -> None:
+        if event == "open" and "part-" in (path := str(details[0])) and path.endswith(".npy"):
+            seen.add(path.split("part-")[1].split("/")[0])
+
+    def tell(status: int) -> NoReturn:
+        Path(f"opened-{os.environ['RANK']}.json").write_text(json.dumps(sorted(seen)))
+        leave(status)
+
+    os._exit = tell
+    sys.addaudithook(note)
+    main(words)
 
 
 def test_a_worker_opens_no_other_workers_part(tmp_path: Path) -> None:
     """Watched from inside the workers, by Python's own audit hook."""
     shard(tmp_path, "--parts", "2")
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(AUDIT)
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
-    words = ["train", "digits", *SMALL, "data.name=parts", "--workers", "2", "--out", "run"]
-    done = subprocess.run(
-        [*DAT, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    words = ["train", "digits", *SMALL, "data.name=parts", "--out", "run"]
+    run_workers(2, watched, words, cwd=tmp_path)
     opened = [json.loads((tmp_path / f"opened-{rank}.json").read_text()) for rank in (0, 1)]
     assert opened == [["1-of-2"], ["2-of-2"]]
+
+
+def read_as_nobody(folder: Path) -> None:
+    os.setuid(NOBODY)
+    parts = load(str(folder)).training
+    assert isinstance(parts, Parts)
+    print(len(parts.open(0)), len(parts.open(1)))
+    parts.open(2)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="to become a user who may not read, one must be root")
@@ -81,17 +88,10 @@ def test_a_part_that_may_not_be_read_harms_nobody_else(tmp_path: Path) -> None:
         parts = shard(Path(open_to_all), "--parts", "4")
         for other in (3, 4):
             os.chmod(parts / f"part-{other}-of-4" / "images.npy", 0)
-        code = (
-            "import os\nfrom dat.data import load\n"
-            f"os.setuid({NOBODY})\n"
-            f"parts = load({str(parts)!r}).training\n"
-            "print(len(parts.open(0)), len(parts.open(1)))\n"
-            "parts.open(2)\n"
-        )
-        words = [sys.executable, "-c", code]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["360", "359"], done.stderr
-    assert "Permission denied" in done.stderr and "part-3-of-4" in done.stderr
+        reader = Forked(partial(read_as_nobody, parts), Path(open_to_all))
+        out, err = reader.communicate(timeout=60)
+    assert out.split() == ["360", "359"], err
+    assert "Permission denied" in err and "part-3-of-4" in err
 
 
 def test_a_folder_of_jpegs_trains_by_the_imagenet_recipe(tmp_path: Path) -> None:
