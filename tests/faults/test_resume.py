@@ -11,9 +11,10 @@ from torch import nn
 
 from dat.attacks import FGSM, NFGSM, PGD, Free
 from dat.comm import Buckets, Chunked, World
+from dat.compute import Compute
 from dat.data import Augmentation, ImageData, split_holdout
 from dat.objectives import TRADES
-from dat.optim import LAMB, LARS, SGD
+from dat.optim import LAMB, LARS, SGD, kernel
 from dat.threat import ThreatModel
 from dat.train import EpochRecord, Listener, NotFinite, Resumption, Saver, Trainer
 from dat.train.checkpoint import all_checkpoints
@@ -145,6 +146,31 @@ def test_the_end_is_the_same(tmp_path: Path, world: World, name: str, at: int) -
     again = outcome(second, second.fit(found))
     assert equal(again, expected)
     assert second.updates == whole.updates
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["kernel", "torch"])
+@pytest.mark.parametrize("optimizer", [LAMB(lr=0.02), LARS(lr=0.1)], ids=["lamb", "lars"])
+def test_so_it_is_in_channels_last(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, optimizer: Any, native: bool
+) -> None:
+    """Moments are read back in the order of their weights, in which their norms are summed."""
+    if not native:
+        monkeypatch.setattr(kernel, "library", lambda: None)
+
+    def trainer(root: Path | None, **options: Any) -> Trainer:
+        torch.manual_seed(0)
+        layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(32, 3)
+        compute = Compute(layout="channels-last")
+        net = nn.Sequential(*layers)
+        return make(world, root, model=net, optimizer=optimizer, compute=compute, **options)
+
+    whole = trainer(None)
+    expected = outcome(whole, whole.fit())
+    with pytest.raises(Interruption):
+        trainer(tmp_path, listeners=[Off(5)]).fit()
+    second = trainer(tmp_path)
+    assert equal(outcome(second, second.fit(Resumption.last(tmp_path, pytest.fail))), expected)
+    assert not second.model.get_submodule("2").weight.is_contiguous()
 
 
 def test_interrupted_again_and_again(tmp_path: Path, world: World) -> None:

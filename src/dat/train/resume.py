@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from dat.attacks import PGD, Free
 from dat.comm import Traffic
 from dat.train import checkpoint
@@ -118,6 +121,7 @@ class Resumption:
             )
         trainer.model.load_state_dict(state["model"])
         trainer.worker.optimizer.load_state_dict(state["optimizer"])
+        _lay_out(trainer.worker.optimizer)
         if trainer._averaged and state["averaged"]:
             trainer._averaged.load_state_dict(state["averaged"])
         trainer.records[:] = [EpochRecord(**record) for record in state["records"]]
@@ -148,6 +152,15 @@ class Resumption:
             memory.left.copy_(own[f"left/{number}"])
         replayed = [own[key].to(device) for key in sorted(own) if key.startswith("replayed/")]
         trainer.worker.replayed[:] = replayed
+
+
+def _lay_out(optimizer: torch.optim.Optimizer) -> None:
+    """Moments in their parameter's order in memory (channels last, perhaps), which files do not
+    keep: norms are summed in that order, and another one rounds otherwise."""
+    for parameter, moments in optimizer.state.items():
+        for name, value in moments.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 class Saver:
