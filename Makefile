@@ -22,7 +22,7 @@ types: $(VENV)/dev.done
 	$(BIN)/mypy
 
 unit: $(VENV)/dev.done
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
 $(VENV)/run.done: pyproject.toml constraints.txt src/dat/comm/kernel.c src/dat/optim/kernel.c src/dat/native.c
