@@ -170,7 +170,7 @@ def test_so_it_is_in_channels_last(
         trainer(tmp_path, listeners=[Off(5)]).fit()
     second = trainer(tmp_path)
     assert equal(outcome(second, second.fit(Resumption.last(tmp_path, pytest.fail))), expected)
-    assert not second.model.get_submodule("2").weight.is_contiguous()
+    assert not second.model.get_parameter("2.weight").is_contiguous()
 
 
 def test_interrupted_again_and_again(tmp_path: Path, world: World) -> None:
