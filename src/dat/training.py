@@ -31,6 +31,7 @@ from dat.objectives import (
 from dat.optim import LSGD, SGD
 from dat.report import Progress
 from dat.train import EpochRecord, Resumption, RunFolder, Saver, Trainer
+from dat.train.checkpoint import clear
 from dat.train.folder import CHECKPOINTS, RESULT
 from dat.train.log import WorkerLog, log, worker_log
 
@@ -134,7 +135,10 @@ def _noisy_name(config: RunConfig, workers: int) -> str:
 def _folder(out: Path, world: World, overwrite: bool, found: Resumption | None) -> RunFolder | None:
     if not world.first:
         return None
-    return RunFolder(out) if found else RunFolder.create(out, overwrite=overwrite)
+    if found is None:
+        return RunFolder.create(out, overwrite=overwrite)
+    clear(out / CHECKPOINTS)  # else a worker's file from before counts as that of now
+    return RunFolder(out)
 
 
 def _last(out: Path, world: World) -> Resumption:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dat.train import checkpoint
-from dat.train.checkpoint import Refused, all_checkpoints, pack, read, tidy, unpack, write
+from dat.train.checkpoint import Refused, all_checkpoints, clear, pack, read, tidy, unpack, write
 from dat.train.resume import Resumption
 
 leaves = st.one_of(
@@ -167,6 +167,17 @@ def test_the_last_few_are_kept(tmp_path: Path) -> None:
     tidy(tmp_path, 2)
     assert sorted(it.name for it in tmp_path.iterdir()) == ["00000003", "00000020"]
     assert all_checkpoints(tmp_path / "nowhere") == []
+
+
+def test_what_a_faster_worker_has_begun_stays(tmp_path: Path) -> None:
+    """The first worker would wait for its file in vain."""
+    put(tmp_path, 3)
+    for step in (2, 3, 6):
+        checkpoint.write_own(tmp_path, step, 1, {"left": torch.ones(3)})
+    tidy(tmp_path, 2)
+    assert sorted(it.name for it in tmp_path.iterdir()) == [".00000006.partial", "00000003"]
+    clear(tmp_path)  # nobody is at it: before a run goes on
+    assert [it.name for it in tmp_path.iterdir()] == ["00000003"]
 
 
 def test_so_is_one_that_is_spared(tmp_path: Path) -> None:

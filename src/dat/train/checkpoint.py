@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -196,9 +197,18 @@ def _spared(place: Path, spare: Callable[[Any], bool]) -> bool:
 
 def tidy(root: Path, keep: int, spare: Callable[[Any], bool] = lambda state: False) -> None:
     """Remove all but the last few and those whose state is to be spared, and what was never
-    finished."""
-    for old in all_checkpoints(root)[keep:]:
+    finished before the last. What comes after it, a faster worker has begun."""
+    found = all_checkpoints(root)
+    for old in found[keep:]:
         if not _spared(old, spare):
             shutil.rmtree(old, ignore_errors=True)
+    if found:
+        clear(root, int(found[0].name))
+
+
+def clear(root: Path, last: float = math.inf) -> None:
+    """Remove what was never finished, up to a step."""
     for half in root.glob(".*.partial"):
-        shutil.rmtree(half, ignore_errors=True)
+        step = half.name.split(".")[1]
+        if step.isdecimal() and int(step) <= last:
+            shutil.rmtree(half, ignore_errors=True)
