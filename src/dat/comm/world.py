@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from dat.comm.meeting import meet_anew
 from dat.comm.surroundings import keep_pages, stay_on_cores
 
 T = TypeVar("T")
@@ -120,6 +121,8 @@ class World:
             if os.environ.get("MASTER_ADDR") in LOOPBACK:
                 _stay_on_loopback()
             store, rank, size = next(rendezvous("env://", timeout=limit))
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                store = _anew(store, rank, size, timeout)
         else:
             _stay_on_loopback()
             store, rank, size = HashStore(), 0, 1
@@ -237,6 +240,13 @@ class World:
                     self.callers.append(int(self.store.get(CALL)))
                     self.store.set(f"here/{self.rank}", "")
                     return
+
+
+def _anew(store: Store, rank: int, size: int, timeout: float) -> Store:
+    found = meet_anew(store, rank, size, timeout)
+    if found is None:
+        raise LostWorker(f"not all {size} workers came within {timeout:g} s", rank)
+    return found
 
 
 def _reason(message: str) -> str:
