@@ -133,13 +133,17 @@ def test_nothing_is_left_when_it_is_interrupted(tmp_path: Path, number: signal.S
         [*DAT, *words, "--repeats", "1000"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     mine = f"{link.PREFIX}{running.pid}"
-    patience = time.monotonic() + 120
-    while not workers_in(f"{mine}h1") and time.monotonic() < patience:
-        time.sleep(0.1)
-    workers = workers_in(f"{mine}h0") + workers_in(f"{mine}h1")
-    assert len(workers) == 2
-    running.send_signal(number)
-    running.communicate(timeout=60)
+    try:
+        patience, hosts = time.monotonic() + 120, (f"{mine}h0", f"{mine}h1")
+        while not all(map(workers_in, hosts)) and time.monotonic() < patience:
+            time.sleep(0.1)
+        workers = [pid for host in hosts for pid in workers_in(host)]
+        assert len(workers) == 2
+        running.send_signal(number)
+        running.communicate(timeout=60)
+    finally:
+        running.kill()
+        running.communicate()
     if number == signal.SIGKILL:  # the next one finds and removes what is left
         assert mine + "switch" in namespaces()
         with link.testbed(1, "1gbit"):
