@@ -15,7 +15,7 @@ import dat
 
 SOURCE = Path(dat.__file__).parent
 
-LOWEST = {"fields", "files", "imports", "native", "rng", "stages"}
+LOWEST = {"convolve", "fields", "files", "imports", "native", "rng", "stages"}
 APART = {"optim", "comm", "models", "data"}
 """They know the lowest rooms, and nothing of one another."""
 COMPONENTS = ["threat losses smoothing", "attacks", "objectives"]

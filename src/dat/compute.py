@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from dat.attacks import attack_mode
+from dat.convolve import faster, library, takes
 from dat.fields import SettingError, Settings, setting
 from dat.models import Folded, alike, fold
 from dat.objectives.base import Network
@@ -52,6 +53,9 @@ class Compute(Settings):
     pieces: int = setting(
         1, "in how many pieces, one after the other, a worker computes its share of a batch", ge=1
     )
+    kernel: bool = setting(
+        True, "weight gradients of convolutions by a kernel of ours, on CPUs where torch's is slow"
+    )
     recompute: bool = setting(
         False, "keep no activations inside blocks, compute them again: less memory, more time"
     )
@@ -70,6 +74,8 @@ class Engine:
     """What was chosen, in words."""
     blocks: tuple[nn.Module, ...] = ()
     """What is computed again in the backward pass."""
+    convolutions: tuple[nn.Module, ...] = ()
+    """Whose weight gradients our kernel computes."""
     x: Tensor | None = None
     """Some images."""
 
@@ -94,7 +100,11 @@ class Engine:
         if compute.precision != "float32":
             notes.append(compute.precision)
         blocks = _blocks(model) if compute.recompute else ()
-        return cls(model, compute, folded, form, tuple(it for it in notes if it), blocks, x)
+        convolutions = _convolutions(model, compute)
+        if convolutions:
+            notes.append(f"{len(convolutions)} weight gradients by our kernel")
+        said = tuple(it for it in notes if it)
+        return cls(model, compute, folded, form, said, blocks, convolutions, x)
 
     def checked(self) -> Engine:
         """Itself, or without the copy if that no longer answers as the model does: something that
@@ -136,9 +146,10 @@ class Engine:
         return computed
 
     @contextmanager
-    def recomputing(self) -> Iterator[None]:
-        """A forward pass in here keeps what enters a block, and not what is inside."""
+    def updating(self) -> Iterator[None]:
+        """For the forward pass of an update: what is kept of it, and how it is derived."""
         with ExitStack() as stack:
+            stack.enter_context(faster(self.convolutions))
             for block in self.blocks:
                 stack.enter_context(_recomputed(block))
             yield
@@ -203,6 +214,12 @@ def _compiled(
         reason = str(error).strip().splitlines()[0]
         raise SettingError(f"compute.compile = on: cannot be compiled ({reason})") from error
     return compiled, "compiled"
+
+
+def _convolutions(model: nn.Module, compute: Compute) -> tuple[nn.Module, ...]:
+    if not compute.kernel or compute.precision != "float32" or library() is None:
+        return ()
+    return tuple(filter(takes, model.modules()))
 
 
 def _blocks(model: nn.Module) -> tuple[nn.Module, ...]:

@@ -160,7 +160,8 @@ def _bare(scene: StepScene, stack: ExitStack) -> Job:
         with attack_mode(network):
             x_adv = plain.attack(network, x, y, scene)
         clean = x if scene.clean else None
-        plain.update(model, optimizer, x_adv, y, clean=clean, together=True)
+        with engine.updating():
+            plain.update(model, optimizer, x_adv, y, clean=clean, together=True)
 
     return step
 

@@ -155,7 +155,7 @@ class Worker:
         network, engine = self.engine.cast(self.exchange), self.engine
         *early, (rows, last) = self.pieces(batch)
         done = []
-        with self.team.one_batch(self.exchange.module), engine.recomputing():
+        with self.team.one_batch(self.exchange.module), engine.updating():
             for some, piece in early:
                 with self.exchange.silent():
                     outcome = self.objective.loss(network, piece, x_adv[some])
