@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dat.convolve import faster, library, takes, weight_gradient
+from dat.convolve import available, faster, takes, weight_gradient
 
 LAST = torch.channels_last
-pytestmark = pytest.mark.skipif(library() is None, reason="no kernel, or a CPU that needs none")
+pytestmark = pytest.mark.skipif(not available(), reason="no kernel, or a CPU that needs none")
 
 
 @pytest.fixture

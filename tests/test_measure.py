@@ -9,6 +9,7 @@ import torch
 import yaml
 from torch import nn
 
+from dat.build import spread_images
 from dat.config import RunConfig
 from dat.data import Splits, load
 from dat.measure import Subject, default_eps, split_attack, sweep_all
@@ -128,3 +129,11 @@ def test_a_sweep_attacks_what_is_deployed(
     swept = sweep_all([subject], eps=(0.0,), steps=(), attack="pgd", at_steps=1, quiet=True)
     assert swept is not None and len(seen) == 1
     assert isinstance(seen[0], Smoothed) and seen[0].sigma == 0.3
+
+
+def test_some_images_of_a_sorted_set_are_of_all_classes(digits: Splits) -> None:
+    data = digits.test.take(digits.test.labels.argsort(stable=True))
+    some = spread_images(data, 50)
+    assert len(some) == 50
+    assert len(set(some.labels.tolist())) == 10
+    assert spread_images(data, None) is data is spread_images(data, len(data) + 1)

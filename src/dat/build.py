@@ -219,7 +219,7 @@ def accuracy_of(
     deployed = config.objective.deployed(model)
     found = assess(
         deployed,
-        first_images(test, config.evaluate.images),
+        spread_images(test, config.evaluate.images),
         config.evaluate.attacks,
         threat=config.threat,
         batch=config.evaluate.batch,
@@ -233,8 +233,11 @@ def accuracy_of(
     return found
 
 
-def first_images(data: ImageData, count: int | None) -> ImageData:
-    return data if count is None or count >= len(data) else data.take(torch.arange(count))
+def spread_images(data: ImageData, count: int | None) -> ImageData:
+    """So many, evenly over the whole set: those of a folder are sorted by class."""
+    if count is None or count >= len(data):
+        return data
+    return data.take(torch.arange(count) * len(data) // count)
 
 
 def figures(config: RunConfig, found: Assessment) -> dict[str, Any]:

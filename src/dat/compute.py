@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from dat.attacks import attack_mode
-from dat.convolve import faster, library, takes
+from dat.convolve import faster, takes
 from dat.fields import SettingError, Settings, setting
 from dat.models import Folded, alike, fold
 from dat.objectives.base import Network
@@ -53,8 +53,8 @@ class Compute(Settings):
     pieces: int = setting(
         1, "in how many pieces, one after the other, a worker computes its share of a batch", ge=1
     )
-    kernel: bool = setting(
-        True, "weight gradients of convolutions by a kernel of ours, on CPUs where torch's is slow"
+    kernels: bool = setting(
+        True, "convolutions by kernels of ours, on CPUs where those are faster than torch's"
     )
     recompute: bool = setting(
         False, "keep no activations inside blocks, compute them again: less memory, more time"
@@ -75,7 +75,7 @@ class Engine:
     blocks: tuple[nn.Module, ...] = ()
     """What is computed again in the backward pass."""
     convolutions: tuple[nn.Module, ...] = ()
-    """Whose weight gradients our kernel computes."""
+    """Those that our kernels compute."""
     x: Tensor | None = None
     """Some images."""
 
@@ -91,7 +91,7 @@ class Engine:
         folded = None
         if compute.fold:
             with attack_mode(model):
-                folded = fold(model, x)
+                folded = fold(model, x, quick=compute.kernels and compute.compile != "on")
             notes.append(folded.note)
         network, note = _compiled(folded.network if folded else model, compute, x, work)
         if folded and network is not None:
@@ -102,7 +102,7 @@ class Engine:
         blocks = _blocks(model) if compute.recompute else ()
         convolutions = _convolutions(model, compute)
         if convolutions:
-            notes.append(f"{len(convolutions)} weight gradients by our kernel")
+            notes.append(f"{len(convolutions)} convolutions by our kernels")
         said = tuple(it for it in notes if it)
         return cls(model, compute, folded, form, said, blocks, convolutions, x)
 
@@ -151,7 +151,8 @@ class Engine:
         with ExitStack() as stack:
             stack.enter_context(faster(self.convolutions))
             for block in self.blocks:
-                stack.enter_context(_recomputed(block))
+                within = set(block.modules()) & set(self.convolutions)
+                stack.enter_context(_recomputed(block, tuple(within)))
             yield
 
 
@@ -217,7 +218,7 @@ def _compiled(
 
 
 def _convolutions(model: nn.Module, compute: Compute) -> tuple[nn.Module, ...]:
-    if not compute.kernel or compute.precision != "float32" or library() is None:
+    if not compute.kernels or compute.precision != "float32":
         return ()
     return tuple(filter(takes, model.modules()))
 
@@ -246,18 +247,20 @@ def _blocks(model: nn.Module) -> tuple[nn.Module, ...]:
 
 
 @contextmanager
-def _recomputed(block: nn.Module) -> Iterator[None]:
+def _recomputed(block: nn.Module, convolutions: tuple[nn.Module, ...]) -> Iterator[None]:
     plain: Callable[..., Any] = block.forward
     norms = [it for it in block.modules() if isinstance(it, _BatchNorm) and it.track_running_stats]
 
     @contextmanager
     def unseen() -> Iterator[None]:
-        """The second time, batch norms must not count the images again."""
+        """The second time, all is computed as the first time, but batch norms must not count the
+        images again."""
         before = [(norm, norm.momentum) for norm in norms]
         for norm in norms:
             norm.momentum = 0.0
         try:
-            yield
+            with faster(convolutions):
+                yield
         finally:
             for norm, momentum in before:
                 norm.momentum = momentum

@@ -200,7 +200,9 @@ class EvaluateConfig(Settings):
         "certify counts answers in it",
         choices=("float32", "bfloat16", "float16"),
     )
-    images: int | None = setting(None, "the first so many of the test set; none is all", ge=1)
+    images: int | None = setting(
+        None, "so many, evenly spread over the test set; none is all", ge=1
+    )
     batch: int = setting(256, "images at a time; has no influence on the result", ge=1)
 
 

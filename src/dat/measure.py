@@ -15,10 +15,10 @@ from dat.build import (
     accuracy_of,
     check_attacks,
     figures,
-    first_images,
     make_model,
     make_world,
     read_run,
+    spread_images,
 )
 from dat.certification import Certified, certify, largest_radius
 from dat.comm import World
@@ -180,7 +180,7 @@ def certify_subject(
         with gauge(f"certifying {subject.name}", show=world.first and not quiet) as progress:
             found = certify(
                 model,
-                first_images(data, config.evaluate.images),
+                spread_images(data, config.evaluate.images),
                 **dataclasses.asdict(asked),
                 precision=config.evaluate.precision,
                 folder=folder,
@@ -260,7 +260,7 @@ def sweep_all(
             with gauge(f"sweeping {subject.name}", show=world.first and not quiet) as progress:
                 curves = sweep(
                     subject.config.objective.deployed(model),
-                    first_images(data, subject.config.evaluate.images),
+                    spread_images(data, subject.config.evaluate.images),
                     threat=subject.config.threat,
                     eps=eps,
                     steps=steps,

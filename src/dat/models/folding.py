@@ -20,6 +20,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dat.convolve import quicken
+
 CALL = "call_function"
 TOLERANCE = 1e-3
 """How far the logits may be off, in units of their largest; rounding is a thousandth of that."""
@@ -100,11 +102,12 @@ class Link:
 OVERWRITABLE = (nn.Conv2d, nn.Linear, Affine)
 
 
-def fold(model: nn.Module, x: Tensor) -> Folded:
+def fold(model: nn.Module, x: Tensor, *, quick: bool = True) -> Folded:
     """A frozen copy of a model in eval mode that answers alike, for less; `x` are some images to
-    try it on. A network that cannot be traced, or does not answer alike, is taken as it is."""
+    try it on. A network that cannot be traced, or does not answer alike, is taken as it is. `quick`
+    lets our own kernels compute what they can."""
     if isinstance(model, Wrapper):
-        inner = fold(model.network, x)
+        inner = fold(model.network, x, quick=quick)
         return Folded(model.around(inner.network), inner.note, inner.follow)
     try:
         twin = fx.symbolic_trace(copy.deepcopy(model).eval())
@@ -118,6 +121,8 @@ def fold(model: nn.Module, x: Tensor) -> Folded:
     twin = twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for parameter in twin.parameters():
         parameter.requires_grad_(False)
+    if quick:
+        quicken(twin)
     follow = _follower(model, twin, links)
     follow()
     if not alike(model, twin, x):

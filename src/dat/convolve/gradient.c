@@ -11,24 +11,15 @@
    number of threads does not matter, to the bit. */
 
 #include <omp.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+
+#include "room.h"
 
 #define FILTERS 16 /* of a tile */
 #define CHANNELS 6 /* of a tile, at most */
 #define PLACES 512 /* of a block, about */
 #define UNIT (FILTERS * CHANNELS)
 
-#ifdef __x86_64__
-#define FAST __attribute__((target("avx2,fma"), optimize("fp-contract=fast")))
-#else
-#define FAST
-#endif
-
-typedef float Lanes __attribute__((vector_size(32), aligned(4), may_alias));
-
-/* The same as in convolve.py. */
+/* The same as in kernel.py. */
 typedef struct {
     int64_t images, height, width, channels; /* of the input */
     int64_t rows, columns, filters;          /* of the output */
@@ -67,27 +58,14 @@ static int64_t cut(int64_t channels, Tile *tiles)
     return count;
 }
 
-static float *lines(int64_t count)
-{
-    return aligned_alloc(64, ((size_t)count * sizeof(float) + 63) / 64 * 64);
-}
-
-static void discard(Plan *plan)
-{
-    free(plan->tiles), free(plan->x), free(plan->g), free(plan->sums);
-}
+static __thread Room kept;
 
 /* 0 if there is not enough memory. */
 static int make(Plan *plan, const Shape *s)
 {
     const int64_t all = s->rows * s->columns;
     plan->count = cut(s->channels, NULL);
-    plan->tiles = malloc(sizeof(Tile) * (size_t)plan->count);
-    if (!plan->tiles)
-        return 0;
-    cut(s->channels, plan->tiles);
-    const Tile last = plan->tiles[plan->count - 1];
-    plan->deep = last.first + last.size;
+    plan->deep = (s->channels + 3) / 2 * 2; /* at most */
     plan->units = s->filters / FILTERS * plan->count * s->kernel_height * s->kernel_width;
     plan->rows = all < PLACES ? s->rows : most(1, PLACES / s->columns);
     plan->images = all < PLACES ? least(s->images, PLACES / all) : 1;
@@ -95,10 +73,16 @@ static int make(Plan *plan, const Shape *s)
     plan->in_columns = (s->columns - 1) * s->stride + s->kernel_width;
     plan->spots = plan->images * plan->in_rows * plan->in_columns;
     plan->places = plan->images * plan->rows * s->columns;
-    plan->x = lines(plan->spots * plan->deep);
-    plan->g = lines(plan->places * s->filters);
-    plan->sums = lines(plan->units * UNIT);
-    return plan->x && plan->g && plan->sums;
+    const int64_t tiles = plan->count * (int64_t)(sizeof(Tile) / sizeof(float));
+    const int64_t ends[] = {plan->units * UNIT, plan->places * s->filters, plan->spots * plan->deep};
+    plan->sums = room(&kept, ends[0] + ends[1] + ends[2] + tiles + 16);
+    if (!plan->sums)
+        return 0;
+    plan->g = plan->sums + ends[0];
+    plan->x = plan->g + ends[1];
+    plan->tiles = (Tile *)(plan->x + (ends[2] + 15) / 16 * 16);
+    cut(s->channels, plan->tiles);
+    return 1;
 }
 
 /* One row of the input, tile by tile, zeros around it. */
@@ -201,10 +185,8 @@ static void write_unit(const Plan *plan, const Shape *s, int64_t unit, float *ou
 int dat_weight_gradient(const float *x, const float *g, float *out, const Shape *s, int32_t threads)
 {
     Plan plan = {0};
-    if (!make(&plan, s)) {
-        discard(&plan);
+    if (!make(&plan, s))
         return 0;
-    }
 #pragma omp parallel num_threads(threads)
     {
         const int64_t me = omp_get_thread_num(), team = omp_get_num_threads();
@@ -233,6 +215,5 @@ int dat_weight_gradient(const float *x, const float *g, float *out, const Shape 
         for (int64_t unit = from; unit < to; unit++)
             write_unit(&plan, s, unit, out);
     }
-    discard(&plan);
     return 1;
 }
