@@ -1,4 +1,4 @@
-"""The kernel for weight gradients, against torch's own in double precision."""
+"""The kernels for convolutions, against torch's own in double precision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dat.convolve import available, faster, takes, weight_gradient
+from dat.convolve import (
+    Convolution,
+    available,
+    convolve,
+    faster,
+    quicken,
+    takes,
+    takes_whole,
+    weight_gradient,
+)
 
 LAST = torch.channels_last
 pytestmark = pytest.mark.skipif(not available(), reason="no kernel, or a CPU that needs none")
@@ -78,6 +87,49 @@ def test_the_number_of_threads_does_not_matter(size: int, channels: int, threads
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    images=st.integers(1, 30),
+    ins=st.sampled_from([16, 32, 48]),
+    outs=st.sampled_from([16, 32, 48]),
+    size=st.tuples(st.integers(1, 13), st.integers(1, 13)),
+    biased=st.booleans(),
+)
+def test_winograd_with_any_shape(
+    images: int, ins: int, outs: int, size: tuple[int, int], biased: bool
+) -> None:
+    x, weight = numbers(images, ins, *size), numbers(outs, ins, 3, 3, seed=1)
+    bias = torch.arange(outs, dtype=torch.float32) if biased else None
+    found = convolve(x, weight, bias)
+    assert found.is_contiguous(memory_format=LAST)
+    wide = None if bias is None else bias.double()
+    wanted = nn.functional.conv2d(x.double(), weight.double(), wide, padding=1)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
+    gradient = numbers(images, outs, *size, seed=2)
+    places = x.double().requires_grad_()
+    out = nn.functional.conv2d(places, weight.double(), padding=1)
+    (by_x,) = torch.autograd.grad(out, places, gradient.double())
+    mine = convolve(gradient, weight, turned=True)
+    torch.testing.assert_close(mine.double(), by_x, rtol=1e-5, atol=1e-4)
+
+
+def test_winograd_rounds_no_worse_than_the_direct_sum() -> None:
+    x, weight = numbers(8, 128, 8, 8), numbers(128, 128, 3, 3, seed=1)
+    exact = nn.functional.conv2d(x.double(), weight.double(), padding=1)
+    mine = (convolve(x, weight) - exact).norm() / exact.norm()
+    direct = (nn.functional.conv2d(x, weight, padding=1) - exact).norm() / exact.norm()
+    assert mine < 2 * direct
+
+
+def test_neither_threads_nor_other_images_matter(threads: None) -> None:
+    x, weight = numbers(23, 32, 7, 9), numbers(48, 32, 3, 3, seed=1)
+    wanted = convolve(x, weight)
+    for count in (1, 2, 3, 5):
+        torch.set_num_threads(count)
+        assert torch.equal(convolve(x, weight), wanted)
+    assert torch.equal(convolve(x[5:17], weight), wanted[5:17])
+
+
 def last(layer: nn.Module) -> nn.Module:
     return layer.to(memory_format=LAST)  # type: ignore[call-overload,no-any-return]
 
@@ -85,15 +137,24 @@ def last(layer: nn.Module) -> nn.Module:
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     first, second = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 32, 3, stride=2, bias=False)
-    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Flatten(), nn.LazyLinear(4))
+    whole = nn.Conv2d(32, 32, 3, padding=1)
+    smooth = (nn.Tanh() for _ in range(3))
+    layers = [it for pair in zip((first, second, whole), smooth, strict=True) for it in pair]
+    return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(4))
+
+
+def ready(images: int) -> tuple[nn.Sequential, Tensor]:
+    """A network that knows its sizes, and images enough for all kernels."""
+    net, x = network(), numbers(images, 8, 9, 9).requires_grad_()
+    net(x)
+    last(net)
+    return net, x
 
 
 def test_a_network_learns_the_same() -> None:
-    net, x = network(), numbers(5, 8, 9, 9).requires_grad_()
-    net(x)  # the last layer gets its size
-    last(net)
+    net, x = ready(40)
     convolutions = [it for it in net if takes(it)]
-    assert len(convolutions) == 2
+    assert [takes_whole(it) for it in convolutions] == [False, False, True]
     values = [x, *net.parameters()]
     wanted = torch.autograd.grad(net(x).square().sum(), values)
     with faster(convolutions):
@@ -106,9 +167,7 @@ def test_a_network_learns_the_same() -> None:
 
 def test_second_derivatives() -> None:
     """As GradAlign takes them."""
-    net, x = network(), numbers(3, 8, 7, 7).requires_grad_()
-    net(x)
-    last(net)
+    net, x = ready(40)
 
     def found() -> tuple[Tensor, ...]:
         (first,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
@@ -119,6 +178,20 @@ def test_second_derivatives() -> None:
         mine = found()
     for one, other in zip(mine, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_frozen_network_is_changed_for_good() -> None:
+    net, x = ready(40)
+    net.requires_grad_(False)
+    wanted = net(x)
+    (by_x,) = torch.autograd.grad(wanted.square().sum(), x)
+    assert quicken(net) == 1 and isinstance(net[4], Convolution)
+    found = net(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    (mine,) = torch.autograd.grad(found.square().sum(), x)
+    torch.testing.assert_close(mine, by_x, rtol=1e-4, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):  # torch's own, which has kernels for it
+        assert net[4](numbers(40, 32, 4, 4)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(

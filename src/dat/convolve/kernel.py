@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from dat import native
+from dat.native import load
 
 VERSION = 1
 """Of what is handed over; gradient.c has the same."""
@@ -64,7 +64,7 @@ def convolve(
 
 
 def _find() -> ctypes.CDLL | None:
-    return native.load("dat.convolve._kernel", VERSION)
+    return load("dat.convolve._kernel", VERSION)
 
 
 def _library() -> ctypes.CDLL:
