@@ -22,7 +22,7 @@ COMPONENTS = ["threat losses smoothing", "attacks", "objectives"]
 JOBS = ["evaluation", "certification", "train", "report"]
 TOP = [
     *("bench", "finetune", "build", "training", "profiling", "measure", "selftrain", "datasets"),
-    *("recipes", "commands", "cli", "__main__"),
+    *("recipes", "reproduce", "commands", "cli", "__main__"),
 ]
 """In each list, a room knows the lists and the rooms before its own."""
 

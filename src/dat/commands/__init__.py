@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dat.commands import bench, data, measuring, profiling, showing, training
+from dat.commands import bench, data, measuring, profiling, reproducing, showing, training
 from dat.commands.arguments import Commands, teach
 
-GROUPS = (training, measuring, showing, data, profiling, bench)
+GROUPS = (training, measuring, showing, reproducing, data, profiling, bench)
 
 ABOUT = """\
 Train image classifiers that withstand adversarial attack, on one machine or on many.

@@ -17,6 +17,9 @@ class Chart(NamedTuple):
     y_axis: str
     logarithmic: bool = False
     from_zero: bool = True
+    spreads: Mapping[str, Sequence[float]] = {}
+    """Half-widths of the intervals around the points of some lines."""
+    both_logarithmic: bool = False
 
 
 def check_picture(path: Path) -> None:
@@ -73,7 +76,7 @@ def bar_chart(
     plt.close(figure)
 
 
-def line_charts(path: Path, charts: Sequence[Chart]) -> None:
+def line_charts(path: Path, charts: Sequence[Chart], *, title: str = "") -> None:
     """Charts side by side, each with a line a name."""
     import matplotlib
 
@@ -83,16 +86,23 @@ def line_charts(path: Path, charts: Sequence[Chart]) -> None:
     figure, row = plt.subplots(1, len(charts), figsize=(5.5 * len(charts), 4), squeeze=False)
     for axes, chart in zip(row[0], charts, strict=True):
         for name, (x, y) in chart.lines.items():
-            axes.plot(x, y, marker="o", markersize=4, label=name)
+            axes.errorbar(
+                x, y, chart.spreads.get(name), marker="o", markersize=4, capsize=3, label=name
+            )
         axes.set_xlabel(chart.x_axis)
         axes.set_ylabel(chart.y_axis)
         if chart.from_zero:
             axes.set_ylim(bottom=0)
-        if chart.logarithmic:
+        if chart.logarithmic or chart.both_logarithmic:
             axes.set_xscale("log")
+        if chart.both_logarithmic:
+            axes.set_yscale("log")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
+        if any(chart.lines):
+            axes.legend(frameon=False)
+    if title:
+        figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)

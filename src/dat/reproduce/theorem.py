@@ -1,0 +1,329 @@
+"""Theorem 1 made visible: a problem that meets its assumptions, run and bounded.
+
+A sample is x in R^d, uniform around `centre`, and with A in R^(q x d)
+
+    phi = sum_j 1 - cos(theta_j - x_j) + <delta, A sin(theta) + c x_q> - mu / 2 |delta|^2
+
+where x_q are x's first q values. This is strongly concave in delta (A2), with its maximum at
+(A sin(theta) + c x_q) / mu, and not convex in theta. All constants have closed forms: Psi and its
+gradient, the Lipschitz constant of that (A1), the variance of a sample's gradient (A3), and G, the
+largest gradient. The weights are h layers. Each of M workers draws B samples, finds delta by ascent
+until the inner gradient is at most `inner` long, and quantizes its gradient (WholeVector, the
+paper's); LAMB takes a step with beta_1 = 0 and c_l = c_u, as in the paper's proof.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dat.comm import WholeVector
+from dat.comm.kernel import Codec
+from dat.comm.message import Slot, compose, spans
+from dat.files import write_whole
+from dat.optim import LAMB
+from dat.report import gauge
+from dat.report.plots import Chart, line_charts
+from dat.reproduce.figures import estimate
+from dat.rng import derive, generator
+
+NAME = "theorem1"
+DENSE = 32
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is solved, and by whom."""
+
+    layers: int = 4
+    width: int = 16
+    attacked: int = 8
+    """q: how many values delta has."""
+    strength: float = 0.3
+    """The spectral norm of A."""
+    shift: float = 0.2
+    """c: how far a sample's own values move its delta."""
+    mu: float = 1.0
+    centre: float = 0.7
+    spread: float = 1.2
+    """x is uniform in centre +- spread."""
+
+    @property
+    def size(self) -> int:
+        return self.layers * self.width
+
+    def matrix(self) -> Tensor:
+        a = torch.randn((self.attacked, self.size), generator=generator(0, "theorem"))
+        return a / torch.linalg.matrix_norm(a, 2) * self.strength
+
+    def gradient(self, theta: Tensor, a: Tensor) -> Tensor:
+        """Of Psi, exactly."""
+        mean = math.sin(self.spread) / self.spread
+        pull = a.T @ (a @ theta.sin() + self.shift * self.centre) / self.mu
+        return mean * (theta - self.centre).sin() + theta.cos() * pull
+
+    def value(self, theta: Tensor, a: Tensor) -> float:
+        """Psi, up to a constant."""
+        mean = math.sin(self.spread) / self.spread
+        pull = a @ theta.sin() + self.shift * self.centre
+        first = (1 - mean * (theta - self.centre).cos()).sum()
+        return float(first + pull.square().sum() / (2 * self.mu))
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Of the problem, as the theorem wants them."""
+
+    lipschitz: float
+    """L_i, the same for all layers."""
+    sigma2: list[float]
+    """Of a sample's gradient, value by value."""
+    largest: float
+    """G."""
+    coupling: float
+    """L_phi: of the gradient by theta, in delta."""
+    gap: float
+    """Psi(theta_1) - Psi*, from above, of the worst start."""
+
+
+def constants(problem: Problem, a: Tensor, seeds: int) -> Constants:
+    """In closed form; where a maximum over theta has none, by the triangle inequality."""
+    starts = [torch.cat(list(_Weights(problem, seed).layers)).detach() for seed in range(seeds)]
+    square = a.T @ a / problem.mu
+    spread, size, own = problem.spread, problem.size, problem.attacked
+    # cos(theta) A'A cos(theta) / mu, and the curvature of the sine
+    reach = (
+        square.abs().sum(1) + problem.shift * problem.centre * a.abs().sum(0) / problem.mu
+    ).max()
+    lipschitz = (
+        abs(math.sin(spread) / spread) + float(torch.linalg.matrix_norm(square, 2)) + float(reach)
+    )
+    # the variance of sin(theta - x) is largest where sin(theta - centre) = 0
+    plain = 0.5 * (1 - math.sin(2 * spread) / (2 * spread))
+    variance = spread**2 / 3
+    coupled = (problem.shift * a / problem.mu).square().sum(0) * variance
+    sigma2 = (math.sqrt(plain) + coupled.sqrt()) ** 2
+    far = problem.centre + problem.spread
+    delta = (problem.strength * math.sqrt(size) + problem.shift * far * math.sqrt(own)) / problem.mu
+    largest = math.sqrt(size) + problem.strength * delta
+    floor = size * (1 - abs(math.sin(spread) / spread))
+    return Constants(
+        lipschitz=lipschitz,
+        sigma2=sigma2.tolist(),
+        largest=largest,
+        coupling=problem.strength,
+        gap=max(problem.value(start.double(), a) for start in starts) - floor,
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """How it is solved."""
+
+    steps: int = 1024
+    workers: int = 4
+    batch: int = 64
+    """B, of each worker."""
+    bits: int = DENSE
+    inner: float = 0.0
+    """How long the inner gradient may be; 0 takes the maximiser itself."""
+    rate: float = 0.5
+    """The learning rate is rate / sqrt(T)."""
+    beta: float = 0.5
+    """beta_2."""
+    scale: float = 1.0
+    """c_l = c_u."""
+
+    @property
+    def lr(self) -> float:
+        return self.rate / math.sqrt(self.steps)
+
+
+def bound(problem: Problem, run: Run, known: Constants) -> dict[str, float]:
+    """The right-hand side of Theorem A1, term by term, with lambda = 0."""
+    h, d, grad = problem.layers, problem.size, known.largest
+    c = 0.25 * math.sqrt(h * (1 - run.beta) / (grad**2 * d))
+    samples = run.workers * run.batch
+    error = (known.coupling * run.inner / problem.mu) ** 2
+    levels = WholeVector(bits=run.bits).levels if run.bits != DENSE else math.inf
+    quantized = min(d / levels**2, math.sqrt(d) / levels) * grad**2 if run.bits != DENSE else 0.0
+    each = [s2 / samples + error / d + quantized / d for s2 in known.sigma2]
+    chi = sum(math.sqrt(it) for it in each)
+    terms = {
+        "descent": known.gap / (run.lr * run.scale * c * run.steps),
+        "curvature": run.lr * run.scale * h * known.lipschitz / (2 * c),
+        "errors": 2 * (error + sum(known.sigma2) / samples) + 4 * quantized,
+        "signs": math.sqrt(3) / c * chi,
+    }
+    return terms | {"bound": sum(terms.values())}
+
+
+class _Weights(nn.Module):
+    def __init__(self, problem: Problem, seed: int) -> None:
+        super().__init__()
+        shape = (problem.layers, problem.width)
+        start = 2.5 + 0.5 * torch.rand(shape, generator=generator(seed, "theorem-start"))
+        self.layers = nn.ParameterList(nn.Parameter(row.clone()) for row in start)
+
+
+def solve(problem: Problem, run: Run, seed: int) -> float:
+    """The mean over the steps of the squared norm of Psi's gradient."""
+    a = problem.matrix()
+    weights = _Weights(problem, seed)
+    oracle = LAMB(
+        lr=run.lr,
+        weight_decay=0.0,
+        betas=(0.0, run.beta),
+        zeta=1e-12,
+        c_l=run.scale,
+        c_u=run.scale,
+    )
+    optimizer = oracle(weights)
+    random = generator(seed, "theorem-data")
+    quantize = _quantizer(problem, run, seed)
+    total = 0.0
+    for step in range(run.steps):
+        theta = torch.cat([it.detach() for it in weights.layers])
+        total += float(problem.gradient(theta.double(), a.double()).square().sum())
+        shape = (run.workers, run.batch, problem.size)
+        x = problem.centre + problem.spread * (2 * torch.rand(shape, generator=random) - 1)
+        gradients = sample_gradients(problem, run, theta, a, x).mean(1)
+        mean = torch.stack([quantize(g, step, rank) for rank, g in enumerate(gradients)]).mean(0)
+        for layer, part in zip(weights.layers, mean.split(problem.width), strict=True):
+            layer.grad = part.clone()
+        optimizer.step()
+    return total / run.steps
+
+
+def sample_gradients(problem: Problem, run: Run, theta: Tensor, a: Tensor, x: Tensor) -> Tensor:
+    """By theta, at what the attack has found, for every sample."""
+    target = a @ theta.sin() + problem.shift * x[..., : problem.attacked]
+    delta = target / problem.mu if run.inner == 0 else ascend(target, problem.mu, run.inner)
+    return (theta - x).sin() + theta.cos() * (delta @ a)
+
+
+def ascend(target: Tensor, mu: float, inner: float) -> Tensor:
+    """Gradient ascent from zero, sample by sample, until the gradient is as short as asked."""
+    delta = torch.zeros_like(target)
+    while True:
+        gradient = target - mu * delta
+        wanting = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True) > inner
+        if not wanting.any():
+            return delta
+        delta = delta + wanting * (0.1 / mu) * gradient
+
+
+def _quantizer(problem: Problem, run: Run, seed: int) -> Any:
+    if run.bits == DENSE:
+        return lambda gradient, step, rank: gradient
+    quantizer = WholeVector(bits=run.bits)
+    layout = compose(spans([Slot((1, problem.size), 0)], quantizer), quantizer.bits)
+    codec = Codec(quantizer, threads=1)
+
+    def quantize(gradient: Tensor, step: int, rank: int) -> Tensor:
+        message = torch.zeros(layout.size, dtype=torch.uint8)
+        out = torch.empty_like(gradient)
+        codec.encode(gradient.contiguous(), layout, message, derive(seed, "theorem", step, rank))
+        codec.decode(message, layout, out)
+        return out
+
+    return quantize
+
+
+SWEEPS: dict[str, tuple[str, tuple[Any, ...], Run, str]] = {
+    "T": ("steps", (64, 128, 256, 512, 1024, 2048, 4096), Run(batch=512), "T^-1/2"),
+    "MB": ("batch", (1, 2, 4, 8, 16, 32, 64, 128), Run(steps=4096, rate=0.25), "(MB)^-1/2"),
+    "M": ("workers", (1, 2, 4, 8, 16), Run(steps=4096, batch=4, rate=0.25), "M^-1/2"),
+    "b": ("bits", (2, 3, 4, 5, 6, 8), Run(steps=2048, batch=256), "2^-b to 4^-b"),
+    "inner": ("inner", (2.0, 1.0, 0.5, 0.25, 0.125), Run(steps=2048, batch=256), "inner^1"),
+}
+"""What is varied, over which values, around which run, and how fast the theorem's bound falls."""
+
+
+def prove(out: Path, *, seeds: int = 8, quiet: bool = False) -> dict[str, Any]:
+    """All sweeps; writes OUT/theorem1."""
+    torch.set_num_threads(1)
+    problem = Problem()
+    known = constants(problem, problem.matrix().double(), seeds)
+    points = [(name, value) for name, (_, values, _, _) in SWEEPS.items() for value in values]
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in SWEEPS}
+    with gauge(NAME, show=not quiet) as progress:
+        for number, (name, value) in enumerate(points):
+            key, _, run, _ = SWEEPS[name]
+            here = replace(run, **{key: value})
+            measured = [solve(problem, here, seed) for seed in range(seeds)]
+            terms = bound(problem, here, known)
+            found[name].append({"value": value, "measured": measured, **terms})
+            progress(number + 1, len(points))
+    return _write(out / NAME, problem, known, found, seeds)
+
+
+def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Of log y over log x, by least squares."""
+    lx, ly = ([math.log(it) for it in values] for values in (xs, ys))
+    mx, my = sum(lx) / len(lx), sum(ly) / len(ly)
+    over = sum((x - mx) * (y - my) for x, y in zip(lx, ly, strict=True))
+    return over / sum((x - mx) ** 2 for x in lx)
+
+
+def _write(
+    folder: Path, problem: Problem, known: Constants, found: dict[str, Any], seeds: int
+) -> dict[str, Any]:
+    table, charts, told = [], [], {}
+    for name, (_, values, _, predicted) in SWEEPS.items():
+        rows = found[name]
+        means = [estimate(row["measured"]).mean for row in rows]
+        bounds = [row["bound"] for row in rows]
+        xs = [2.0**v for v in values] if name == "b" else [float(v) for v in values]
+        if name == "MB":
+            xs = [4 * x for x in xs]
+        ours, theirs = slope(xs, means), slope(xs, bounds)
+        least = min(b / m for b, m in zip(bounds, means, strict=True))
+        told[name] = {"slope": ours, "bound_slope": theirs, "predicted": predicted, "rows": rows}
+        ends = f"{means[0]:.3g} to {means[-1]:.3g}", f"{bounds[0]:.3g} to {bounds[-1]:.3g}"
+        table.append([name, f"{values[0]:g} to {values[-1]:g}", *ends, f"{ours:+.2f}",
+                      f"{theirs:+.2f}", predicted, f"{least:.0f}"])  # fmt: skip
+        lines = {"measured": (xs, means), "bound": (xs, bounds)}
+        axis = {"b": "2^b", "inner": "length of the inner gradient"}.get(name, name)
+        spreads = {"measured": [estimate(row["measured"]).spread or 0.0 for row in rows]}
+        charts.append(
+            Chart(lines, axis, "mean squared gradient", True, False, spreads, both_logarithmic=True)
+        )
+    headers = [
+        "Over",
+        "Values",
+        "Measured",
+        "Bound",
+        "Slope",
+        "Bound's slope",
+        "Theorem",
+        "Bound / measured",
+    ]
+    note = (
+        f"The mean over T steps of |grad Psi|^2, {seeds} seeds; slopes of log over log. The bound "
+        "holds where the last column, its smallest ratio to what was measured, is above 1."
+    )
+    result = {
+        "problem": asdict(problem),
+        "constants": asdict(known),
+        "seeds": seeds,
+        "sweeps": told,
+        "headers": headers,
+        "table": table,
+        "note": note,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "results.json", (json.dumps(result, indent=1) + "\n").encode())
+    whole = [headers, ["---"] * len(headers), *table]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in whole)
+    write_whole(folder / "table.md", f"{text}\n\n{note} `dat reproduce theorem1`\n".encode())
+    for ending in (".png", ".svg"):
+        line_charts(folder / f"plot{ending}", charts, title="Theorem 1")
+    return result

@@ -1,0 +1,106 @@
+"""The study files: all of them can be read, and every object of the paper's scale can be built."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dat.config import RunConfig, merge
+from dat.fields import SettingError
+from dat.reproduce import SCALES, Row, Study, names, parse_study, read_study
+from dat.training import train
+
+ALL = [(name, scale) for scale in SCALES for name in names(scale)]
+PAPER = [(name, row.name) for name in names("paper") for row in read_study(name, "paper").rows]
+
+
+@pytest.mark.parametrize(("name", "scale"), ALL)
+def test_a_file_says_what_it_costs_and_gives(name: str, scale: str) -> None:
+    file = resources.files("dat.reproduce").joinpath("studies", f"{name}.{scale}.yaml")
+    lines = file.read_text().splitlines()[:5]
+    said = [line.split()[1] for line in lines]
+    assert said == ["Command", "Hardware", "Cost", "Result", "n"]
+    assert lines[0].split()[2:5] == ["dat", "reproduce", name]
+    assert ("--scale paper" in lines[0]) == (scale == "paper")
+
+
+def test_both_scales_have_the_same_studies() -> None:
+    assert set(names("paper")) <= set(names("desk"))
+    tables = {"table1", "table2", "table3", "table4", "figure1", "figure2", "figure3", "figure4"}
+    assert tables | {"cyclic", "cu", "curves"} == set(names("paper"))
+
+
+@pytest.mark.parametrize(("name", "scale"), ALL)
+def test_rows_are_sound(name: str, scale: str) -> None:
+    study = read_study(name, scale)
+    for row in study.rows:
+        for edits in row.tunings():
+            assert row.config(edits).train.batch >= row.workers
+    x = study.plot.get("x")
+    assert all(x in row.labels for row in study.rows if x and row.shown)
+
+
+def tiny(row: Row, images: Path) -> dict[str, Any]:
+    """The row's settings with everything small that can be small."""
+    edits: dict[str, Any] = {
+        "data": {"name": str(images), "size": None, "resize": None, "holdout": 0.25},
+        "model": {"width": 4},
+        "train": {"epochs": 1, "batch": 12, "team": 1, "select_steps": 1},
+        "evaluate": {"attacks": "pgd-1", "images": 2},
+        "schedule": {"milestones": [], "warmup": 0} if _piecewise(row) else {},
+        "comm": {"backend": "gloo", "device": "cpu", "threads": 1},
+    }
+    if "unlabelled" in row.settings["data"]:
+        edits["data"] |= {"unlabelled": None, "epoch_by": "labelled"}
+    if row.settings["data"].get("augmentation") == "resized-crop":
+        edits["data"] |= {"augmentation": "crop-flip"}  # which needs pictures on disk
+    own = {key: it for key, it in row.settings.items() if key != "finetune"}  # needs weights
+    return merge(merge(own, row.tunings()[-1]), edits)
+
+
+def _piecewise(row: Row) -> bool:
+    return bool(row.settings["schedule"]["name"] == "piecewise")
+
+
+@pytest.mark.parametrize(("name", "title"), PAPER)
+def test_the_papers_scale_takes_a_step(name: str, title: str, tmp_path: Path) -> None:
+    row = read_study(name, "paper").row(title)
+    random = np.random.default_rng(0)
+    x = random.integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
+    y = np.arange(20) % 4
+    file = tmp_path / "images.npz"
+    np.savez(file, x_train=x[:16], y_train=y[:16], x_test=x[16:], y_test=y[16:])
+    config = RunConfig.read(tiny(row, file))
+    result = train(config, name, tmp_path / "run", quiet=True)
+    assert result is not None and result["steps"] == 1
+
+
+def study(**row: Any) -> Study:
+    values = {"title": "t", "about": "a", "rows": [{"name": "one"} | row]}
+    return parse_study("mine", "desk", values)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"seting": {}}, "unknown 'seting'"),
+        ({"command": "play"}, "command is one of"),
+        ({"command": "finetune"}, "finetune and origin go together"),
+        ({"command": "finetune", "origin": "two"}, "there is no row two"),
+        ({"tune": {"a": [1], "b": [2]}}, "only one setting"),
+        ({"settings": {"attack": {"steps": -1}}}, "attack.steps"),
+        ({"tune": {"optimizer.lr": [0.1, "x"]}}, "optimizer.lr"),
+    ],
+)
+def test_a_bad_row_is_named(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        study(**row)
+
+
+def test_an_unknown_study_is_told_what_there_is() -> None:
+    with pytest.raises(SettingError, match="did you mean table1"):
+        read_study("tabel1")
