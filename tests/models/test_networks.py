@@ -88,3 +88,8 @@ def test_resnet50_has_the_parameter_names_of_torchvision() -> None:
     assert {"conv1.weight", "bn1.running_mean", "fc.bias"} < keys
     assert {"layer1.0.downsample.0.weight", "layer1.0.downsample.1.bias"} < keys
     assert {"layer3.5.conv2.weight", "layer4.2.bn3.num_batches_tracked"} < keys
+
+
+def test_the_mnist_network_is_the_published_one() -> None:
+    net = MODELS["mnist-cnn"](10, channels=1)
+    assert sum(parameter.numel() for parameter in net.parameters()) == 166_406

@@ -10,7 +10,7 @@ from torch import nn
 
 from dat.fields import did_you_mean
 from dat.imports import call, find_callable
-from dat.models.cnn import small_cnn
+from dat.models.cnn import mnist_cnn, small_cnn
 from dat.models.preact_resnet import preact_resnet18
 from dat.models.resnet import resnet50
 from dat.models.wide_resnet import wrn_28_10
@@ -20,6 +20,7 @@ Factory = Callable[..., nn.Module]
 
 MODELS: dict[str, Factory] = {
     "cnn": small_cnn,
+    "mnist-cnn": mnist_cnn,
     "preact-resnet18": preact_resnet18,
     "resnet50": resnet50,
     "wrn-28-10": wrn_28_10,
