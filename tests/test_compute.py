@@ -231,5 +231,5 @@ def test_auto_compiles_only_where_it_pays() -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
 def test_a_compiled_copy_answers_alike_and_follows(world: World) -> None:
     made = trainer(world, Compute(compile="on"), cnn())
-    assert made.engine.notes[-1] == "compiled"
+    assert "compiled" in made.engine.notes
     check_same(made, trainer(world, Compute(), cnn()), rtol=1e-4)

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from dat.convolve import (
     Convolution,
+    Ways,
     available,
     convolve,
     faster,
+    input_gradient,
     quicken,
-    takes,
-    takes_whole,
+    ways,
     weight_gradient,
 )
 
@@ -73,6 +74,12 @@ def test_any_shape(
     found = weight_gradient(x, gradient, weight, stride, padding)
     assert found.is_contiguous(memory_format=LAST)
     wanted = by_torch(x, gradient, weight, stride, padding)
+    places = x.double().requires_grad_()
+    out = nn.functional.conv2d(places, weight.double(), None, stride, padding)
+    (by_x,) = torch.autograd.grad(out, places, gradient.double())
+    mine = input_gradient(x.shape, gradient, weight, stride, padding)
+    assert mine.is_contiguous(memory_format=LAST)
+    torch.testing.assert_close(mine.double(), by_x, rtol=1e-4, atol=1e-4)
     scale = (images * rows * columns) ** 0.5
     torch.testing.assert_close(found.double() / scale, wanted / scale, rtol=1e-4, atol=1e-4)
 
@@ -136,7 +143,7 @@ def last(layer: nn.Module) -> nn.Module:
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    first, second = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 32, 3, stride=2, bias=False)
+    first, second = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 3, stride=2, bias=False)
     whole = nn.Conv2d(32, 32, 3, padding=1)
     smooth = (nn.Tanh() for _ in range(3))
     layers = [it for pair in zip((first, second, whole), smooth, strict=True) for it in pair]
@@ -145,7 +152,7 @@ def network() -> nn.Sequential:
 
 def ready(images: int) -> tuple[nn.Sequential, Tensor]:
     """A network that knows its sizes, and images enough for all kernels."""
-    net, x = network(), numbers(images, 8, 9, 9).requires_grad_()
+    net, x = network(), numbers(images, 3, 9, 9).requires_grad_()
     net(x)
     last(net)
     return net, x
@@ -153,8 +160,8 @@ def ready(images: int) -> tuple[nn.Sequential, Tensor]:
 
 def test_a_network_learns_the_same() -> None:
     net, x = ready(40)
-    convolutions = [it for it in net if takes(it)]
-    assert [takes_whole(it) for it in convolutions] == [False, False, True]
+    convolutions = [it for it in net if ways(it) != Ways()]
+    assert [ways(it).whole for it in convolutions] == [False, False, True]
     values = [x, *net.parameters()]
     wanted = torch.autograd.grad(net(x).square().sum(), values)
     with faster(convolutions):
@@ -174,7 +181,7 @@ def test_second_derivatives() -> None:
         return torch.autograd.grad(first.square().sum(), list(net.parameters()), allow_unused=True)
 
     wanted = found()
-    with faster(it for it in net if takes(it)):
+    with faster(it for it in net if ways(it) != Ways()):
         mine = found()
     for one, other in zip(mine, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -185,7 +192,7 @@ def test_a_frozen_network_is_changed_for_good() -> None:
     net.requires_grad_(False)
     wanted = net(x)
     (by_x,) = torch.autograd.grad(wanted.square().sum(), x)
-    assert quicken(net) == 1 and isinstance(net[4], Convolution)
+    assert quicken(net) == 2 and isinstance(net[4], Convolution)
     found = net(x)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     (mine,) = torch.autograd.grad(found.square().sum(), x)
@@ -199,7 +206,7 @@ def test_a_frozen_network_is_changed_for_good() -> None:
     [
         nn.Conv2d(8, 16, 1),
         nn.Conv2d(8, 24, 3),
-        nn.Conv2d(4, 16, 3),
+        nn.Conv2d(5, 16, 3),
         nn.Conv2d(8, 16, 3, dilation=2),
         nn.Conv2d(16, 16, 3, groups=2),
         nn.Conv2d(8, 16, 3, stride=(1, 2)),
@@ -211,5 +218,5 @@ def test_a_frozen_network_is_changed_for_good() -> None:
     ids=str,
 )
 def test_others_are_left_to_torch(layer: nn.Module) -> None:
-    assert takes(last(nn.Conv2d(8, 16, 3)))
-    assert not takes(last(layer))
+    assert ways(last(nn.Conv2d(8, 16, 3))).weight
+    assert ways(last(layer)) == Ways()

@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from dat.attacks import attack_mode
-from dat.convolve import faster, takes
+from dat.convolve import Ways, faster, ways
 from dat.fields import SettingError, Settings, setting
 from dat.models import Folded, alike, fold
 from dat.objectives.base import Network
@@ -220,7 +220,7 @@ def _compiled(
 def _convolutions(model: nn.Module, compute: Compute) -> tuple[nn.Module, ...]:
     if not compute.kernels or compute.precision != "float32":
         return ()
-    return tuple(filter(takes, model.modules()))
+    return tuple(layer for layer in model.modules() if ways(layer) != Ways())
 
 
 def _blocks(model: nn.Module) -> tuple[nn.Module, ...]:

@@ -26,12 +26,14 @@ from dat.optim import OPTIMIZERS, OuterOracle, scale_rates, set_rate
 
 HEADS = {
     "cnn": "head.2",
+    "mnist-cnn": "head.2",
     "preact-resnet18": "linear",
     "resnet50": "fc",
     "wrn-28-10": "linear",
 }
 BLOCKS = {
     "cnn": ["features", "head", "head.2"],
+    "mnist-cnn": ["features", "head", "head.2"],
     "preact-resnet18": ["conv", "stages.0", "stages.1", "stages.2", "stages.3", "linear"],
     "resnet50": ["conv1", "layer1", "layer2", "layer3", "layer4", "fc"],
     "wrn-28-10": ["conv", "stages.0", "stages.1", "stages.2", "linear"],

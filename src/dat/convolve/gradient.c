@@ -12,7 +12,7 @@
 
 #include <omp.h>
 
-#include "room.h"
+#include "common.h"
 
 #define FILTERS 16 /* of a tile */
 #define CHANNELS 6 /* of a tile, at most */

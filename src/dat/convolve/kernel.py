@@ -1,8 +1,10 @@
-"""gradient.c and winograd.c, where the installation could compile them and they are faster."""
+"""gradient.c, few.c, winograd.c, where the installation could compile them and they are faster."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,11 +43,31 @@ def weight_gradient(
     """Of a convolution of `x`, given the loss's gradient by its output."""
     x, gradient = x.contiguous(memory_format=LAST), gradient.contiguous(memory_format=LAST)
     out = torch.empty_like(weight, memory_format=LAST)
-    sizes = (x.shape[0], *x.shape[2:], x.shape[1], *gradient.shape[2:], gradient.shape[1])
-    layer = _Layer(*sizes, *weight.shape[2:], stride, padding)
+    how = _layer(x.shape, gradient, weight, stride, padding)
     pointers = (_pointer(it) for it in (x, gradient, out))
-    done = _library().dat_weight_gradient(*pointers, ctypes.byref(layer), torch.get_num_threads())
-    return _given(out, done)
+    return _given(out, _library().dat_weight_gradient(*pointers, *how))
+
+
+def input_gradient(
+    shape: Sequence[int], gradient: Tensor, weight: Tensor, stride: int, padding: int
+) -> Tensor:
+    """Of a convolution of few channels by its input, which has this shape."""
+    gradient = gradient.contiguous(memory_format=LAST)
+    weight = weight.detach().contiguous(memory_format=LAST)
+    out = gradient.new_empty(0).resize_(tuple(shape), memory_format=LAST)
+    how = _layer(shape, gradient, weight, stride, padding)
+    pointers = (_pointer(it) for it in (gradient, weight, out))
+    return _given(out, _library().dat_input_gradient(*pointers, *how))
+
+
+def _layer(
+    shape: Sequence[int], gradient: Tensor, weight: Tensor, stride: int, padding: int
+) -> tuple[Any, int]:
+    """Sizes and threads."""
+    images, channels, *sides = shape
+    sizes = (images, *sides, channels, *gradient.shape[2:], gradient.shape[1])
+    layer = _Layer(*sizes, *weight.shape[2:], stride, padding)
+    return ctypes.byref(layer), torch.get_num_threads()
 
 
 def convolve(

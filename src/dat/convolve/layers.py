@@ -5,52 +5,65 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from dat.convolve.kernel import LAST, available, convolve, weight_gradient
+from dat.convolve.kernel import LAST, available, convolve, input_gradient, weight_gradient
 
 TILE = 16
-"""Filters of which the kernels want multiples; for Winograd's algorithm channels as well."""
+"""Filters of which two of the kernels want multiples; Winograd's algorithm channels as well."""
 LEAST = 8
 """Channels from which on a weight gradient pays."""
+FEW = 4
+"""Channels up to which the gradient by the input pays."""
 LEAST_BOTH = 32
 """Channels and filters from which on Winograd's algorithm pays."""
 LEAST_TILES = 128
 """Of 2 x 2 values, from which on it makes up for preparing the kernels."""
 
 
-def takes(layer: nn.Module) -> bool:
-    """Whether our kernels can do it, and its weight gradient faster than torch."""
-    if not isinstance(layer, nn.Conv2d) or isinstance(layer.padding, str) or not available():
-        return False
-    return (
-        type(layer) in (nn.Conv2d, Convolution)
-        and layer.padding_mode == "zeros"
+class Ways(NamedTuple):
+    """What our kernels compute of a convolution."""
+
+    whole: bool = False
+    """It, and its gradient by the input."""
+    few: bool = False
+    """Its gradient by an input of few channels."""
+    weight: bool = False
+    """Its gradient by the weights."""
+
+
+def ways(layer: nn.Module) -> Ways:
+    """Where our kernels can do it, and faster than torch."""
+    if type(layer) not in (nn.Conv2d, Convolution) or not available():
+        return Ways()
+    assert isinstance(layer, nn.Conv2d)
+    stride, padding, sizes = layer.stride, layer.padding, (layer.in_channels, layer.out_channels)
+    usual = (
+        layer.padding_mode == "zeros"
+        and not isinstance(padding, str)
         and layer.weight.device.type == "cpu"
         and layer.weight.dtype == torch.float32
         and layer.weight.is_contiguous(memory_format=LAST)
-        and layer.stride[0] == layer.stride[1]
-        and layer.padding[0] == layer.padding[1]
+        and stride[0] == stride[1]
+        and padding[0] == padding[1]
         and layer.dilation == (1, 1)
         and layer.groups == 1
         and layer.kernel_size != (1, 1)
-        and layer.in_channels >= LEAST
-        and layer.out_channels % TILE == 0
     )
-
-
-def takes_whole(layer: nn.Module) -> bool:
-    """Whether the convolution itself and its gradient by the input are faster as well."""
-    if not takes(layer) or not isinstance(layer, nn.Conv2d):
-        return False
-    plain = layer.kernel_size == (3, 3) and layer.stride == (1, 1) and layer.padding == (1, 1)
-    fits = layer.in_channels % TILE == 0
-    return plain and fits and min(layer.in_channels, layer.out_channels) >= LEAST_BOTH
+    if not usual:
+        return Ways()
+    plain = layer.kernel_size == (3, 3) and stride == (1, 1) and padding == (1, 1)
+    even = all(size % TILE == 0 for size in sizes)
+    return Ways(
+        whole=plain and even and min(sizes) >= LEAST_BOTH,
+        few=sizes[0] <= FEW,
+        weight=sizes[0] >= LEAST and sizes[1] % TILE == 0,
+    )
 
 
 class Convolution(nn.Conv2d):
@@ -62,7 +75,7 @@ class Convolution(nn.Conv2d):
 
 def quicken(network: nn.Module) -> int:
     """Let our kernels compute a frozen network's convolutions from now on; gives how many."""
-    layers = [it for it in network.modules() if takes_whole(it)]
+    layers = [it for it in network.modules() if ways(it).whole or ways(it).few]
     for layer in layers:
         layer.__class__ = Convolution
     return len(layers)
@@ -86,8 +99,9 @@ def _forward(layer: Any, x: Tensor) -> Tensor:
     if not _plain(x):
         return F.conv2d(x, layer.weight, layer.bias, layer.stride, layer.padding)
     convolution: Callable[..., Tensor] = _Convolution.apply
-    whole = takes_whole(layer) and _tiles(x) >= LEAST_TILES
-    return convolution(x, layer.weight, layer.bias, layer.stride[0], layer.padding[0], whole)
+    how = ways(layer)
+    how = how._replace(whole=how.whole and _tiles(x) >= LEAST_TILES)
+    return convolution(x, layer.weight, layer.bias, layer.stride[0], layer.padding[0], how)
 
 
 def _plain(x: Tensor) -> bool:
@@ -108,28 +122,30 @@ class _Convolution(torch.autograd.Function):
         bias: Tensor | None,
         stride: int,
         padding: int,
-        whole: bool,
+        how: Ways,
     ) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         ctx.shape = x.shape
-        ctx.settings = stride, padding, whole
-        if whole:
+        ctx.settings = stride, padding, how
+        if how.whole:
             return convolve(x, weight, bias)
         return F.conv2d(x, weight, bias, stride, padding)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        stride, padding, whole = ctx.settings
+        stride, padding, how = ctx.settings
         once = not torch.is_grad_enabled()  # torch's gradients can be derived once more
         for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
         found: list[Tensor | None] = [None] * 3
-        if for_weight and once:
+        if for_weight and how.weight and once:
             found[1] = weight_gradient(x, gradient, weight, stride, padding)
         elif for_weight:
             found[1] = conv2d_weight(x, weight.shape, gradient, stride, padding)
-        if for_x and whole and once:
+        if for_x and how.whole and once:
             found[0] = convolve(gradient, weight, turned=True)
+        elif for_x and how.few and once:
+            found[0] = input_gradient(ctx.shape, gradient, weight, stride, padding)
         elif for_x:
             found[0] = conv2d_input(ctx.shape, weight, gradient, stride, padding)
         if for_bias:

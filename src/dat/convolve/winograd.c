@@ -12,18 +12,13 @@
    tile goes through the same operations in the same order, so neither the number of threads nor the
    other images of a batch matter, to the bit. */
 
-#include "room.h"
+#include "common.h"
 
 #define TILES 48 /* of a block; a multiple of GROUP */
-#define GROUP 6  /* tiles that are multiplied at a time */
-#define OUTS 16  /* filters that are */
 #define POINTS 16
 #define SKEW 16 /* values between matrices, so that they do not compete for the same cache lines */
 
-#define UNROLL _Pragma("GCC unroll 16")
 
-#define at(p) (*(const Lanes *)(p))
-#define put(p, value) (*(Lanes *)(p) = (value))
 
 /* The same as in kernel.py. */
 typedef struct {
@@ -101,31 +96,6 @@ FAST static void transform_tile(const float *const *from, float *v, int64_t ins,
             put(v + (i + 1) * gap + c, t[i + 1] + t[i + 2]);
             put(v + (i + 2) * gap + c, t[i + 2] - t[i + 1]);
             put(v + (i + 3) * gap + c, t[i + 1] - t[i + 3]);
-        }
-    }
-}
-
-/* m [tiles][outs] = v [tiles][ins] * u [ins][16], sixteen columns of it. */
-FAST static void multiply(const float *v, const float *u, float *m, int64_t tiles, int64_t ins,
-                          int64_t outs)
-{
-    for (int64_t t = 0; t < tiles; t += GROUP) {
-        const float *rows = v + t * ins;
-        Lanes low[GROUP] = {0}, high[GROUP] = {0};
-        for (int64_t c = 0; c < ins; c++) {
-            const Lanes u_low = at(u + c * OUTS), u_high = at(u + c * OUTS + 8);
-            UNROLL for (int i = 0; i < GROUP; i++)
-            {
-                const float s = rows[i * ins + c];
-                const Lanes same = {s, s, s, s, s, s, s, s};
-                low[i] += same * u_low;
-                high[i] += same * u_high;
-            }
-        }
-        UNROLL for (int i = 0; i < GROUP; i++)
-        {
-            put(m + (t + i) * outs, low[i]);
-            put(m + (t + i) * outs + 8, high[i]);
         }
     }
 }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 from dat.models.initialization import initialize
 
@@ -51,6 +52,17 @@ def small_cnn(classes: int, *, channels: int = 3, width: int | None = None) -> n
 MNIST_GRID = 7
 
 
+@fx.wrap
+def to_grid(x: Tensor, side: int) -> Tensor:
+    """Averaged or spread to a grid; what is one already is left alone, also under tracing."""
+    return x if x.shape[-2:] == (side, side) else F.adaptive_avg_pool2d(x, side)
+
+
+class Grid(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return to_grid(x, MNIST_GRID)
+
+
 class MNISTCNN(nn.Module):
     """Two convolutions of 4 x 4 with stride 2 and a hidden layer of 100, on which defences of MNIST
     have been compared since Wong & Kolter (2018). Other images than 28 x 28 are averaged or spread
@@ -63,7 +75,7 @@ class MNISTCNN(nn.Module):
             nn.ReLU(),
             nn.Conv2d(width, 2 * width, 4, stride=2, padding=1),
             nn.ReLU(),
-            nn.AdaptiveAvgPool2d(MNIST_GRID),
+            Grid(),
             nn.Flatten(),
         )
         self.head = nn.Sequential(

@@ -106,10 +106,10 @@ def _values(name: str, scale: str) -> dict[str, Any]:
     if name not in names(scale):
         raise SettingError(f"unknown study {name!r}{did_you_mean(name, names(scale))}")
     folder = resources.files(__name__.rpartition(".")[0]).joinpath("studies")
-    values = yaml.safe_load(folder.joinpath(f"{name}.{scale}.yaml").read_text())
+    values: dict[str, Any] = yaml.safe_load(folder.joinpath(f"{name}.{scale}.yaml").read_text())
     like = values.pop("like", None)
     if like is None:
-        return dict(values)
+        return values
     above = _values(like, scale)
     rows = [{key: it for key, it in row.items() if key != "paper"} for row in above["rows"]]
     base = merge(above.get("base", {}), values.get("base", {}))

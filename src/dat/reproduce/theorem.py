@@ -61,7 +61,7 @@ class Problem:
 
     def matrix(self) -> Tensor:
         a = torch.randn((self.attacked, self.size), generator=generator(0, "theorem"))
-        return a / torch.linalg.matrix_norm(a, 2) * self.strength
+        return a * (self.strength / float(torch.linalg.matrix_norm(a, 2)))
 
     def gradient(self, theta: Tensor, a: Tensor) -> Tensor:
         """Of Psi, exactly."""
