@@ -170,6 +170,16 @@ def test_a_network_learns_the_same() -> None:
     found = torch.autograd.grad(loss, values)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        assert one.stride() == other.stride()
+
+
+def test_a_gradient_is_laid_out_as_its_weights() -> None:
+    """Or DDP copies it, and warns."""
+    layer = last(nn.Conv2d(1, 16, 4, stride=2, padding=1))
+    with faster([layer]):
+        layer(numbers(40, 1, 8, 8)).sum().backward()
+    assert isinstance(layer, nn.Conv2d) and layer.weight.grad is not None
+    assert layer.weight.grad.stride() == layer.weight.stride()
 
 
 def test_second_derivatives() -> None:

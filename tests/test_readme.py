@@ -118,12 +118,17 @@ def test_the_finetuning_page_runs() -> None:
 
 
 def test_the_tables_are_the_measured_ones() -> None:
+    """`python benchmarks/pages.py` puts them there."""
     pages = README + "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
     found = dict(re.findall(r"<!-- (\w+)\.md -->\n(.*?)<!-- end -->", pages, flags=re.DOTALL))
     results = ROOT / "benchmarks" / "results"
     assert found.keys() == {path.stem for path in results.glob("*.md")}
     for name, block in found.items():
         assert block == (results / f"{name}.md").read_text()
+    studies = re.findall(r"<!-- results/(\w+) -->\n(.*?)<!-- end -->", pages, flags=re.DOTALL)
+    assert dict(studies).keys() == {path.parent.name for path in ROOT.glob("results/*/table.md")}
+    for name, block in studies:
+        assert block == (ROOT / "results" / name / "table.md").read_text()
 
 
 def test_the_recipe_is_valid(tmp_path: Path) -> None:

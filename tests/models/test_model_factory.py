@@ -105,7 +105,7 @@ def test_keyword_catch_all_gets_everything_but_a_width_of_none(user_module: str)
     ("name", "message"),
     [
         ("resnet-50", "model.name = 'resnet-50': unknown: did you mean resnet50?"),
-        ("zzz", "known are cnn, preact-resnet18"),
+        ("zzz", "known are cnn, mnist-cnn"),
         ("no.such.module:net", "cannot import no.such.module .*put it in"),
         ("broken:net", "cannot import broken .*a_package_nobody_has"),
         ("mynets:plane", "has no function or class 'plane': did you mean plain?"),

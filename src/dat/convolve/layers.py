@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.grad import conv2d_input, conv2d_weight
+from torch.nn.grad import conv2d_input
 
 from dat.convolve.kernel import LAST, available, convolve, input_gradient, weight_gradient
 
@@ -141,7 +141,10 @@ class _Convolution(torch.autograd.Function):
         if for_weight and how.weight and once:
             found[1] = weight_gradient(x, gradient, weight, stride, padding)
         elif for_weight:
-            found[1] = conv2d_weight(x, weight.shape, gradient, stride, padding)
+            found[1] = torch.ops.aten.convolution_backward(  # laid out as the weights are
+                *(gradient, x, weight, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0]),
+                *(1, (False, True, False)),
+            )[1]
         if for_x and how.whole and once:
             found[0] = convolve(gradient, weight, turned=True)
         elif for_x and how.few and once:

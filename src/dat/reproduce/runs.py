@@ -162,7 +162,8 @@ def execute(words: Sequence[str], log: Path, *, keep_output: bool = False) -> tu
         errors = said.read()
     if done.returncode not in (0, DIVERGED):
         last = (errors.strip().splitlines() or ["it said nothing"])[-1]
-        raise ValueError(f"`dat {' '.join(words)}` failed: {last}\nall it said is in {log}")
+        how = f"failed: {last}" if done.returncode > 0 else f"was killed ({-done.returncode})"
+        raise ValueError(f"`dat {' '.join(words)}` {how}\nall it said is in {log}")
     return done.returncode, done.stdout if keep_output else errors
 
 
