@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from scipy import stats
@@ -13,6 +14,7 @@ from dat.cli import main
 from dat.reproduce import Plan, Study, parse_study, runs
 from dat.reproduce.figures import Estimate, cells, estimate
 from dat.reproduce.job import reproduce
+from tests.distributed.forked import run_command
 
 VALUES: dict[str, Any] = {
     "title": "A small study",
@@ -38,6 +40,20 @@ VALUES: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands that need not wait for torch."""
+
+    def start(words: Sequence[str], said: IO[str]) -> tuple[int, str]:
+        done = run_command(words, tmp_path_factory.getbasetemp(), timeout=180)
+        said.write(done.stderr)
+        return done.returncode, done.stdout
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "start", start)
+        yield
+
+
 def small() -> Study:
     return parse_study("small", "desk", json.loads(json.dumps(VALUES)))
 
@@ -48,7 +64,7 @@ def carried_out(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def done(forked: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("study")
     return folder, carried_out(folder)
 
@@ -80,13 +96,13 @@ def test_what_is_done_is_not_run_again(
 ) -> None:
     folder, found = done
     asked: list[list[str]] = []
-    really = runs.execute
+    really = runs.start
 
-    def execute(words: list[str], log: Path, **options: Any) -> tuple[int, str]:
+    def start(words: Sequence[str], said: IO[str]) -> tuple[int, str]:
         asked.append(list(words))
-        return really(words, log, **options)
+        return really(words, said)
 
-    monkeypatch.setattr(runs, "execute", execute)
+    monkeypatch.setattr(runs, "start", start)
     again = carried_out(folder)
     assert not asked
     assert again["rows"] == found["rows"]

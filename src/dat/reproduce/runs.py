@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -27,6 +28,8 @@ from dat.reproduce.study import Row, Study
 DIVERGED = 3
 """The exit code of a run whose loss became NaN or infinite: a result, not an accident."""
 CHECKPOINTS, RESULT, METRICS = "checkpoints", "result.json", "metrics.jsonl"
+LAST_TRAINING = "fine-tuning"
+"""The stage after which all models are there."""
 Progress = Callable[[int, int], None]
 
 
@@ -55,6 +58,10 @@ class Run:
     @property
     def folder(self) -> Path:
         return self.root / self.key
+
+    @property
+    def place(self) -> Path:
+        return self.folder
 
     @property
     def recipe(self) -> Path:
@@ -124,6 +131,10 @@ class Measurement:
         key = hashlib.sha256(told.encode()).hexdigest()[:10]
         return self.run.trained / f"{self.kind}-{key}.json"
 
+    @property
+    def place(self) -> Path:
+        return self.file
+
     def done(self) -> bool:
         return self.file.is_file() or self.run.failure.is_file()
 
@@ -155,22 +166,27 @@ def execute(words: Sequence[str], log: Path, *, keep_output: bool = False) -> tu
     """`dat` with these words; its exit code, and what it said: on standard output, to be kept, or
     as errors. Whatever fails otherwise than by diverging stops the study."""
     with log.open("w+") as said:
-        output = subprocess.PIPE if keep_output else subprocess.DEVNULL
-        command = [sys.executable, "-m", "dat", *words]
-        done = subprocess.run(command, stdout=output, stderr=said, text=True)
+        code, output = start(words, said)
         said.seek(0)
         errors = said.read()
-    if done.returncode not in (0, DIVERGED):
+    if code not in (0, DIVERGED):
         last = (errors.strip().splitlines() or ["it said nothing"])[-1]
-        how = f"failed: {last}" if done.returncode > 0 else f"was killed ({-done.returncode})"
+        how = f"failed: {last}" if code > 0 else f"was killed ({signal.Signals(-code).name})"
         raise ValueError(f"`dat {' '.join(words)}` {how}\nall it said is in {log}")
-    return done.returncode, done.stdout if keep_output else errors
+    return code, output if keep_output else errors
+
+
+def start(words: Sequence[str], said: IO[str]) -> tuple[int, str]:
+    """In a process of its own, which tells what it does while it does it; its exit code and what it
+    put out."""
+    command = [sys.executable, "-m", "dat", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=said, text=True)
+    return done.returncode, done.stdout
 
 
 def carry_out(jobs: Iterable[Job], at_once: int, progress: Progress) -> None:
     """Make what is missing, so many at a time."""
-    missing = list({job.file if isinstance(job, Measurement) else job.folder: job for job in jobs
-                    if not job.done()}.values())  # fmt: skip
+    missing = list({job.place: job for job in jobs if not job.done()}.values())
     progress(0, len(missing))
     with ThreadPoolExecutor(at_once) as pool:
         waiting = [pool.submit(job.make) for job in missing]
@@ -254,7 +270,7 @@ class Plan:
         """One after the other, as each decides what the next one is."""
         yield "tuning", self.tuning()
         yield "training", self.runs(of_others=False)
-        yield "fine-tuning", self.runs(of_others=True)
+        yield LAST_TRAINING, self.runs(of_others=True)
         yield "measuring", self.measurements()
 
 
