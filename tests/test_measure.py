@@ -9,9 +9,8 @@ import torch
 import yaml
 from torch import nn
 
-from dat.build import spread_images
 from dat.config import RunConfig
-from dat.data import Splits, load
+from dat.data import Splits, load, some_images
 from dat.measure import Subject, default_eps, split_attack, sweep_all
 from dat.models import Normalize
 from dat.train import save_weights
@@ -131,9 +130,13 @@ def test_a_sweep_attacks_what_is_deployed(
     assert isinstance(seen[0], Smoothed) and seen[0].sigma == 0.3
 
 
-def test_some_images_of_a_sorted_set_are_of_all_classes(digits: Splits) -> None:
-    data = digits.test.take(digits.test.labels.argsort(stable=True))
-    some = spread_images(data, 50)
-    assert len(some) == 50
-    assert len(set(some.labels.tolist())) == 10
-    assert spread_images(data, None) is data is spread_images(data, len(data) + 1)
+@pytest.mark.parametrize("order", ["sorted", "in turn", "as it is"])
+def test_some_images_are_of_all_classes_alike(digits: Splits, order: str) -> None:
+    data = digits.test
+    if order != "as it is":
+        data = data.take(data.labels.argsort(stable=True))
+    if order == "in turn":
+        data = data.take(torch.arange(300).reshape(10, 30).T.flatten())  # about 36 of each class
+    some = some_images(data, 50)
+    assert some.counts().tolist() == [5] * 10
+    assert some_images(data, None) is data is some_images(data, len(data) + 1)

@@ -22,6 +22,7 @@ from dat.data import (
     PseudoLabels,
     Splits,
     load_unlabelled,
+    some_images,
     split_holdout,
     split_labels,
 )
@@ -219,7 +220,7 @@ def accuracy_of(
     deployed = config.objective.deployed(model)
     found = assess(
         deployed,
-        spread_images(test, config.evaluate.images),
+        some_images(test, config.evaluate.images),
         config.evaluate.attacks,
         threat=config.threat,
         batch=config.evaluate.batch,
@@ -231,13 +232,6 @@ def accuracy_of(
     if isinstance(deployed, Smoothed):
         return replace(found, network=f"{deployed.note}, {found.network}")
     return found
-
-
-def spread_images(data: ImageData, count: int | None) -> ImageData:
-    """So many, evenly over the whole set: those of a folder are sorted by class."""
-    if count is None or count >= len(data):
-        return data
-    return data.take(torch.arange(count) * len(data) // count)
 
 
 def figures(config: RunConfig, found: Assessment) -> dict[str, Any]:

@@ -201,7 +201,7 @@ class EvaluateConfig(Settings):
         choices=("float32", "bfloat16", "float16"),
     )
     images: int | None = setting(
-        None, "so many, evenly spread over the test set; none is all", ge=1
+        None, "so many test images, alike of every class; none is all", ge=1
     )
     batch: int = setting(256, "images at a time; has no influence on the result", ge=1)
 

@@ -18,12 +18,11 @@ from dat.build import (
     make_model,
     make_world,
     read_run,
-    spread_images,
 )
 from dat.certification import Certified, certify, largest_radius
 from dat.comm import World
 from dat.config import RunConfig, merge
-from dat.data import ImageData, Splits, load
+from dat.data import ImageData, Splits, load, some_images
 from dat.evaluation import Assessment, Curve, sweep
 from dat.evaluation.checks import check_curve
 from dat.evaluation.suites import suite
@@ -180,7 +179,7 @@ def certify_subject(
         with gauge(f"certifying {subject.name}", show=world.first and not quiet) as progress:
             found = certify(
                 model,
-                spread_images(data, config.evaluate.images),
+                some_images(data, config.evaluate.images),
                 **dataclasses.asdict(asked),
                 precision=config.evaluate.precision,
                 folder=folder,
@@ -260,7 +259,7 @@ def sweep_all(
             with gauge(f"sweeping {subject.name}", show=world.first and not quiet) as progress:
                 curves = sweep(
                     subject.config.objective.deployed(model),
-                    spread_images(data, subject.config.evaluate.images),
+                    some_images(data, subject.config.evaluate.images),
                     threat=subject.config.threat,
                     eps=eps,
                     steps=steps,

@@ -66,7 +66,7 @@ def subject_arguments(parser: argparse.ArgumentParser) -> None:
 
 def images_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--images", type=positive, metavar="N", help="N test images, evenly spread (all)"
+        "--images", type=positive, metavar="N", help="N test images, alike of every class (all)"
     )
 
 

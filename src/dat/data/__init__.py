@@ -4,7 +4,7 @@ from dat.data.augment import AUGMENTATIONS, Augmentation, Windows
 from dat.data.folder import Reading
 from dat.data.images import UNLABELLED, ImageData, as_floats
 from dat.data.local import WEIGH_BY, Parts, Rounds
-from dat.data.parts import Plan, Split, default_parts, split_holdout, split_labels
+from dat.data.parts import Plan, Split, default_parts, some_images, split_holdout, split_labels
 from dat.data.pseudo import PseudoLabels
 from dat.data.sources import SOURCES, Splits, is_known, load
 from dat.data.stored import Stored, chunks
@@ -37,6 +37,7 @@ __all__ = [
     "is_known",
     "load",
     "load_unlabelled",
+    "some_images",
     "split_holdout",
     "split_labels",
     "supply",

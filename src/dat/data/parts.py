@@ -45,14 +45,27 @@ def split_labels(data: ImageData, count: int, seed: int) -> tuple[ImageData, Ima
             f"data.labels = {count}: must be above 0 and below {len(data)}, all images"
         )
     order = torch.randperm(len(data), generator=generator(seed, "labels"))
-    ranks = torch.empty(len(data), dtype=torch.int64)
-    for label in range(data.classes):
-        own = order[data.labels[order] == label]
-        ranks[own] = torch.arange(len(own))  # the first of every class, then the second, ...
-    chosen = order[ranks[order].argsort(stable=True)][:count]
+    chosen = class_by_class(data, order)[:count]
     rest = torch.ones(len(data), dtype=torch.bool)
     rest[chosen] = False
     return data.take(chosen.sort().values), data.take(rest.nonzero().squeeze(1))
+
+
+def class_by_class(data: ImageData, order: Tensor) -> Tensor:
+    """The first of every class in this order, then the second, and so on."""
+    ranks = torch.empty(len(data), dtype=torch.int64)
+    for label in range(data.classes):
+        own = order[data.labels[order] == label]
+        ranks[own] = torch.arange(len(own))
+    return order[ranks[order].argsort(stable=True)]
+
+
+def some_images(data: ImageData, count: int | None) -> ImageData:
+    """So many, as evenly over the classes as it goes, the first of each: a folder's images are
+    sorted by class, and others follow each other in turn."""
+    if count is None or count >= len(data):
+        return data
+    return data.take(class_by_class(data, torch.arange(len(data)))[:count].sort().values)
 
 
 def default_parts(workers: int, batch: int) -> int:
