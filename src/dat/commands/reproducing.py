@@ -108,7 +108,7 @@ def _theorem(arguments: argparse.Namespace) -> int:
     from dat.report import print_json, print_table
     from dat.reproduce import prove
 
-    found = prove(arguments.out, seeds=arguments.seeds or 8, quiet=arguments.quiet)
+    found = prove(arguments.out, seeds=arguments.seeds or 4, quiet=arguments.quiet)
     if arguments.json:
         print_json(found)
         return 0

@@ -247,7 +247,7 @@ SWEEPS: dict[str, tuple[str, tuple[Any, ...], Run, str]] = {
 """What is varied, over which values, around which run, and how fast the theorem's bound falls."""
 
 
-def prove(out: Path, *, seeds: int = 8, quiet: bool = False) -> dict[str, Any]:
+def prove(out: Path, *, seeds: int = 4, quiet: bool = False) -> dict[str, Any]:
     """All sweeps; writes OUT/theorem1."""
     torch.set_num_threads(1)
     problem = Problem()
