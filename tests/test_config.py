@@ -90,7 +90,7 @@ def test_every_registered_name_is_allowed(path: str, choices: list[str]) -> None
         ("attack", None, "attack = None: must be a group of settings with a name"),
         ("data.holdout", 1, "data.holdout = 1: must be at least 0 and below 1"),
         ("data.parts", 0, "data.parts = 0: must be at least 1"),
-        ("model.name", "resnet", "model.name = 'resnet': must be cnn, preact-resnet18"),
+        ("model.name", "resnet", "model.name = 'resnet': must be cnn, mnist-cnn"),
         ("train.batch", 0.5, "train.batch = 0.5: must be whole number, at least 1"),
         ("train.ema", 1, "train.ema = 1: must be at least 0 and below 1"),
         ("schedule.milestones", "5,3", "schedule: milestones = (5, 3): must increase"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,8 @@ def some_images(data: ImageData, count: int | None) -> ImageData:
     sorted by class, and others follow each other in turn."""
     if count is None or count >= len(data):
         return data
-    return data.take(class_by_class(data, torch.arange(len(data)))[:count].sort().values)
+    rows = class_by_class(data, torch.arange(len(data)))[:count].sort().values
+    return replace(data.take(rows), numbers=data.number(rows))  # which fall as in the whole set
 
 
 def default_parts(workers: int, batch: int) -> int:
