@@ -66,11 +66,11 @@ def bar_chart(
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set_xlabel(axis)
-    axes.set_title(title)
+    axes.set_title(title, pad=26 if len(series) > 1 else None)
     axes.margins(x=0.12)
     axes.spines[["top", "right"]].set_visible(False)
     if len(series) > 1:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(series))
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)

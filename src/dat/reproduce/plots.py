@@ -61,7 +61,11 @@ def _lines(
 
 def _bars(path: Path, title: str, rows: Rows, plot: dict[str, Any], columns: Sequence[str]) -> None:
     names = plot.get("y", [name for name in columns if name in ("TA", "RA", "AA")])
-    series = {name: [_mean(row, name) for row in rows] for name in names}
+    series = {
+        name: [_mean(row, name) for row in rows]
+        for name in names
+        if any(values_of(row, column(name).key) for row in rows)
+    }
     bar_chart(path, [row["name"] for row in rows], series, title=title, axis="%")
 
 

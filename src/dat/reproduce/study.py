@@ -30,7 +30,7 @@ from typing import Any
 
 import yaml
 
-from dat.config import RunConfig, merge, parse_edits
+from dat.config import RunConfig, merge
 from dat.fields import SettingError, did_you_mean
 
 SCALES = ("desk", "paper")
@@ -63,7 +63,8 @@ class Row:
         if not self.tune:
             return [{}]
         ((key, values),) = self.tune.items()
-        return [parse_edits([f"{key}={value}"]) for value in values]
+        group, _, rest = key.partition(".")
+        return [{group: {rest: value} if rest else value} for value in values]
 
 
 @dataclass(frozen=True, kw_only=True)
