@@ -35,7 +35,7 @@ def profile(data: str, *words: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "dat", "profile", RECIPE, f"data.name={data}", *words]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return found | {"recipe": Path(RECIPE).name}  # wherever it lies
 
 
 def main() -> None:
