@@ -28,7 +28,7 @@ def train(recipe: str, *settings: str, workers: int = 1) -> dict[str, Any]:
     elif done.returncode:
         raise RuntimeError(done.stderr)
     else:
-        result = json.loads(done.stdout)
+        result = json.loads(done.stdout) | {"recipe": Path(recipe).name}  # wherever it lies
     print(recipe, *settings, f"TA {result['ta']:.2f} RA {result['ra']:.2f}", flush=True)
     return result
 

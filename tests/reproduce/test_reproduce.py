@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import yaml
 from scipy import stats
 
 from dat.cli import main
+from dat.config import RunConfig
 from dat.reproduce import Plan, Study, parse_study, runs
 from dat.reproduce.figures import Estimate, cells, estimate
 from dat.reproduce.job import reproduce
@@ -143,6 +145,13 @@ def test_a_failing_run_says_why(tmp_path: Path) -> None:
         reproduce(study, runs=tmp_path / "runs", out=tmp_path / "results", quiet=True)
 
 
+def test_a_figure_that_some_runs_lack_says_so() -> None:
+    runs = [{"ta": 1.0, "aa": 2.0}, {"ta": 3.0}, {"diverged": "so it did"}]
+    row = {"name": "a", "shown": True, "paper": {}, "runs": runs}
+    assert cells([row], ["AA"]) == [["a", "2.0 (n = 1)"]]
+    assert "n =" not in cells([row], ["TA"])[0][1]
+
+
 def test_the_interval_is_students() -> None:
     values = [1.0, 2.0, 4.0]
     low, high = stats.t.interval(0.95, 2, loc=7 / 3, scale=stats.sem(values))
@@ -153,13 +162,25 @@ def test_the_interval_is_students() -> None:
     assert found.text(1) == "2.3 ± 3.8"
 
 
-def test_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_studies_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, expected in (
         ([], "Table 1"),
         (["table1", "--dry-run"], "DAT-PGD w/o LALR"),
         (["table4", "--scale", "paper", "--dry-run"], "--workers 36"),
     ):
         with pytest.raises(SystemExit) as ended:
-            main(["reproduce", *words])
+            main(["reproduce", *words, "--runs", str(tmp_path)])
         assert ended.value.code == 0
         assert expected in capsys.readouterr().out
+
+
+def test_a_dry_run_gives_commands_with_their_recipes(tmp_path: Path) -> None:
+    rows = Plan(small(), tmp_path, 2).listing()
+    assert [row["row"] for row in rows] == [*["tuned"] * 2, *["larger"] * 2, *["fine-tuned"] * 2]
+    assert not any(row["done"] for row in rows)
+    for row in rows:
+        words = row["command"].split()
+        (recipe,) = (Path(word) for word in words if word.endswith(".yaml"))
+        assert RunConfig.read(yaml.safe_load(recipe.read_text())).seed == int(row["seed"])
+    larger = rows[2]["command"].split()[-1]
+    assert rows[4]["command"].split()[:3] == ["dat", "finetune", larger]

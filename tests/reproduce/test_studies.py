@@ -101,6 +101,15 @@ def test_a_bad_row_is_named(row: dict[str, Any], message: str) -> None:
         study(**row)
 
 
+def test_an_origin_is_not_tuned() -> None:
+    rows = [
+        {"name": "a", "tune": {"optimizer.lr": [0.1, 0.2]}},
+        {"name": "b", "command": "finetune", "origin": "a"},
+    ]
+    with pytest.raises(SettingError, match="its origin must not be tuned"):
+        parse_study("mine", "desk", {"title": "t", "about": "a", "rows": rows})
+
+
 def test_an_unknown_study_is_told_what_there_is() -> None:
     with pytest.raises(SettingError, match="did you mean table1"):
         read_study("tabel1")

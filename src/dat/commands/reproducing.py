@@ -36,7 +36,9 @@ def add(commands: Commands) -> None:
     reproduce.add_argument(
         "--out", type=Path, default=Path("results"), metavar="DIR", help="(results)"
     )
-    reproduce.add_argument("--dry-run", action="store_true", help="only show what would be run")
+    reproduce.add_argument(
+        "--dry-run", action="store_true", help="show what would be run, and write its recipes"
+    )
     quiet_argument(reproduce)
 
 
@@ -99,7 +101,7 @@ def _show_plan(arguments: argparse.Namespace) -> int:
     print_table(
         ["Row", "Seed", "Done", "Command"],
         [[it["row"], it["seed"], "yes" if it["done"] else "", it["command"]] for it in rows],
-        note="Values to be tuned are chosen by held-out RA once their runs are there",
+        note="Recipes are written. The seeds of a tuned row are known once its tries are there.",
     )
     return 0
 

@@ -120,7 +120,7 @@ def values_of(row: dict[str, Any], key: str) -> list[float]:
 
 
 def cells(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[list[str]]:
-    """The table's, row by row: ours, and the paper's below where it has any."""
+    """The table's, row by row: ours, and in brackets the paper's where it has one."""
     lines = []
     for row in rows:
         if not row["shown"]:
@@ -134,6 +134,8 @@ def _cell(row: dict[str, Any], name: str) -> str:
     values = values_of(row, key)
     fallen = sum("diverged" in run for run in row["runs"])
     text = estimate(values).text(digits) if values else ""
+    if 0 < len(values) < len(row["runs"]) - fallen:  # the others are still to be measured
+        text += f" (n = {len(values)})"
     if fallen and key in ("ta", "ra"):
         text = f"{text} ({fallen} of {len(row['runs'])} diverged)".strip()
     paper = row["paper"].get(name)

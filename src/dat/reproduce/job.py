@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +39,16 @@ def reproduce(
         if cached(name) is None:
             with bytes_bar(name, show=not quiet) as told:
                 fetch(name, progress=told)
-    start = time.perf_counter()
     plan = Plan(study, runs, study.seeds if seeds is None else seeds)
     for title, jobs in plan.stages():
         with gauge(f"{study.name}: {title}", show=not quiet) as progress:
             carry_out(jobs, at_once, progress)
         if title == LAST_TRAINING:  # what there is, while the rest is measured
-            write_down(plan, out, time.perf_counter() - start)
-    return write_down(plan, out, time.perf_counter() - start)
+            write_down(plan, out)
+    return write_down(plan, out)
 
 
-def write_down(plan: Plan, out: Path, seconds: float) -> dict[str, Any]:
+def write_down(plan: Plan, out: Path) -> dict[str, Any]:
     """What all runs came to."""
     study, folder = plan.study, out / plan.study.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +73,7 @@ def write_down(plan: Plan, out: Path, seconds: float) -> dict[str, Any]:
         "about": study.about,
         "command": command,
         "seeds": plan.seeds,
-        "seconds": seconds,
+        "train_seconds": sum(run.result().get("train_seconds", 0.0) for run in plan.known()),
         "environment": _environment(plan),
         "columns": list(study.columns),
         "rows": rows,

@@ -24,10 +24,10 @@ import yaml
 from dat.config import RunConfig, merge
 from dat.files import write_whole
 from dat.reproduce.study import Row, Study
+from dat.train.folder import CHECKPOINTS, METRICS, RESULT
 
 DIVERGED = 3
-"""The exit code of a run whose loss became NaN or infinite: a result, not an accident."""
-CHECKPOINTS, RESULT, METRICS = "checkpoints", "result.json", "metrics.jsonl"
+"""The exit code (dat.cli) of a run whose loss became NaN or infinite: a result, no accident."""
 LAST_TRAINING = "fine-tuning"
 """The stage after which all models are there."""
 Progress = Callable[[int, int], None]
@@ -93,20 +93,24 @@ class Run:
 
     def command(self, recipe: str, out: str, origin: str) -> list[str]:
         """What a user would type after `dat`."""
-        before = [origin] if self.origin else []
+        before = [origin] if self.row.origin else []
         words = [self.row.command, *before, recipe, "--workers", str(self.row.workers)]
         for key, value in _flat(self.row.labeller):
             words += ["--base", f"{key}={value}"]
         return [*words, "--out", out]
 
+    def prepare(self) -> list[str]:
+        """Write its recipe; gives the command that takes it."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        write_whole(self.recipe, yaml.safe_dump(self.settings, sort_keys=False).encode())
+        origin = str(self.origin.trained) if self.origin else ""
+        return self.command(str(self.recipe), str(self.folder), origin)
+
     def make(self) -> None:
         """Run it, or go on with it."""
         if self.done():
             return
-        self.root.mkdir(parents=True, exist_ok=True)
-        write_whole(self.recipe, yaml.safe_dump(self.settings, sort_keys=False).encode())
-        origin = str(self.origin.trained) if self.origin else ""
-        words = self.command(str(self.recipe), str(self.folder), origin)
+        words = self.prepare()
         if self.row.command == "train" and (self.folder / CHECKPOINTS).is_dir():
             words = ["train", "--resume", str(self.folder), "--workers", str(self.row.workers)]
         elif self.folder.exists():
@@ -228,6 +232,11 @@ class Plan:
         rows = [row for row in self.study.rows if (row.origin is not None) == of_others]
         return [self.run(row, seed) for seed in range(self.seeds) for row in rows]
 
+    def known(self) -> list[Run]:
+        """All runs, those of tuning too, each once."""
+        runs = [*self.tuning(), *self.runs(of_others=False), *self.runs(of_others=True)]
+        return list({run.key: run for run in runs}.values())
+
     def measurements(self) -> list[Measurement]:
         """Of the rows that are shown."""
         return [
@@ -245,25 +254,16 @@ class Plan:
         return tried + self.seeds * len(rows)
 
     def listing(self) -> list[dict[str, Any]]:
-        """Every training run, as far as it is known yet."""
+        """Every training run, as far as it is known yet, with its recipe written: to be started by
+        hand, on a cluster say. What they leave is then found here."""
         found = []
         for row in self.study.rows:
-            edits = row.tunings()
-            if all(run.done() for run in self.tries(row)):
-                edits = [self.chosen(row)]
-            for seed in range(self.seeds):
-                for edit in edits if seed == 0 else edits[:1]:
-                    run = Run(self.root, row, edit, seed)
-                    tuned = [f"{key}={value}" for key, value in _flat(edit)]
-                    words = run.command(str(run.recipe), str(run.folder), f"runs/{row.origin}")
-                    found.append(
-                        {
-                            "row": row.name,
-                            "seed": str(seed),
-                            "done": run.done(),
-                            "command": " ".join(["dat", *words, *tuned, f"seed={seed}"]),
-                        }
-                    )
+            known = all(run.done() for run in self.tries(row)) or not row.tune
+            runs = [self.run(row, seed) for seed in range(self.seeds)] if known else self.tries(row)
+            for run in runs:
+                command = " ".join(["dat", *run.prepare()])
+                told = {"row": row.name, "seed": str(run.seed), "done": run.done()}
+                found.append(told | {"command": command})
         return found
 
     def stages(self) -> Iterable[tuple[str, list[Any]]]:

@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import resources
-from itertools import chain
 from typing import Any
 
 import yaml
@@ -127,7 +126,10 @@ def parse_study(name: str, scale: str, values: dict[str, Any]) -> Study:
     made = {row.name for row in rows}
     if len(made) < len(rows):
         raise SettingError(f"study {where}: rows must have names of their own")
+    tuned = {row.name for row in rows if row.tune}
     for row in rows:
+        if row.origin in tuned:
+            raise SettingError(f"study {where}: {row.name}: its origin must not be tuned")
         if row.origin is not None and row.origin not in made:
             raise SettingError(f"study {where}: {row.name}: there is no row {row.origin}")
         if (row.command == "finetune") != (row.origin is not None):
@@ -154,7 +156,3 @@ def _check(where: str, values: Mapping[str, Any], known: set[str]) -> None:
     for key in values:
         if key not in known:
             raise SettingError(f"study {where}: unknown {key!r}{did_you_mean(key, sorted(known))}")
-
-
-def every_study() -> list[Study]:
-    return list(chain(*((read_study(name, scale) for name in names(scale)) for scale in SCALES)))
