@@ -21,6 +21,13 @@ typedef float Lanes __attribute__((vector_size(32), aligned(4), may_alias));
 #define GROUP 6 /* rows that are multiplied at a time */
 #define OUTS 16 /* by so many columns */
 
+/* A convolution; the same as in kernel.py. */
+typedef struct {
+    int64_t images, height, width, channels; /* of the input */
+    int64_t rows, columns, filters;          /* of the output */
+    int64_t kernel_height, kernel_width, stride, padding;
+} Layer;
+
 typedef struct {
     float *values;
     int64_t size;

@@ -7,13 +7,6 @@
 
 #include "common.h"
 
-/* The same as in kernel.py. */
-typedef struct {
-    int64_t images, height, width, channels; /* of the input */
-    int64_t rows, columns, filters;          /* of the output */
-    int64_t kernel_height, kernel_width, stride, padding;
-} Layer;
-
 static __thread Room for_weights, for_image;
 
 /* Adds a row's places to the image with its border, `line` values wide. */

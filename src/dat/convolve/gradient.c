@@ -19,13 +19,6 @@
 #define PLACES 512 /* of a block, about */
 #define UNIT (FILTERS * CHANNELS)
 
-/* The same as in kernel.py. */
-typedef struct {
-    int64_t images, height, width, channels; /* of the input */
-    int64_t rows, columns, filters;          /* of the output */
-    int64_t kernel_height, kernel_width, stride, padding;
-} Shape;
-
 typedef struct {
     int64_t first, size;
 } Tile;
@@ -61,7 +54,7 @@ static int64_t cut(int64_t channels, Tile *tiles)
 static __thread Room kept;
 
 /* 0 if there is not enough memory. */
-static int make(Plan *plan, const Shape *s)
+static int make(Plan *plan, const Layer *s)
 {
     const int64_t all = s->rows * s->columns;
     plan->count = cut(s->channels, NULL);
@@ -86,7 +79,7 @@ static int make(Plan *plan, const Shape *s)
 }
 
 /* One row of the input, tile by tile, zeros around it. */
-FAST static void copy_row(const Plan *plan, const Shape *s, const float *x, int64_t image,
+FAST static void copy_row(const Plan *plan, const Layer *s, const float *x, int64_t image,
                           int64_t up, int64_t spot)
 {
     const int inside = up >= 0 && up < s->height;
@@ -114,7 +107,7 @@ FAST static void copy_row(const Plan *plan, const Shape *s, const float *x, int6
 }
 
 /* One row of the output's gradient, tile by tile. */
-static void copy_gradient(const Plan *plan, const Shape *s, const float *row, int64_t place)
+static void copy_gradient(const Plan *plan, const Layer *s, const float *row, int64_t place)
 {
     for (int64_t k = 0; k < s->filters; k += FILTERS) {
         float *out = plan->g + k * plan->places + place * FILTERS;
@@ -156,7 +149,7 @@ static void copy_gradient(const Plan *plan, const Shape *s, const float *row, in
 ADD(4)
 ADD(6)
 
-static void sum_unit(const Plan *plan, const Shape *s, int64_t unit, int64_t images, int64_t rows)
+static void sum_unit(const Plan *plan, const Layer *s, int64_t unit, int64_t images, int64_t rows)
 {
     const int64_t taps = s->kernel_height * s->kernel_width, tap = unit % taps;
     const Tile tile = plan->tiles[unit / taps % plan->count];
@@ -170,7 +163,7 @@ static void sum_unit(const Plan *plan, const Shape *s, int64_t unit, int64_t ima
 }
 
 /* A unit's sums to their places in dW. */
-static void write_unit(const Plan *plan, const Shape *s, int64_t unit, float *out)
+static void write_unit(const Plan *plan, const Layer *s, int64_t unit, float *out)
 {
     const int64_t taps = s->kernel_height * s->kernel_width, tap = unit % taps;
     const Tile tile = plan->tiles[unit / taps % plan->count];
@@ -182,7 +175,7 @@ static void write_unit(const Plan *plan, const Shape *s, int64_t unit, float *ou
 }
 
 /* `filters` must be a multiple of 16. Gives 0 if there was not enough memory. */
-int dat_weight_gradient(const float *x, const float *g, float *out, const Shape *s, int32_t threads)
+int dat_weight_gradient(const float *x, const float *g, float *out, const Layer *s, int32_t threads)
 {
     Plan plan = {0};
     if (!make(&plan, s))
