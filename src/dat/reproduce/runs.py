@@ -52,6 +52,8 @@ class Run:
         """Of all that decides what comes out, however it was written."""
         origin = self.origin.key if self.origin else None
         config = RunConfig.read(self.settings).dump()
+        del config["train"]["log"]  # where figures go changes none of them,
+        del config["evaluate"]["report"]  # nor does what is looked at when all is done
         told = [self.row.command, self.row.workers, config, self.row.labeller, origin]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
