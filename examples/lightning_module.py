@@ -1,0 +1,72 @@
+"""Adversarial training inside a LightningModule: the attack, objective and optimizer are DAT's.
+
+    pip install lightning
+    python examples/lightning_module.py
+
+Seconds on one CPU core. Lightning moves data, counts epochs and calls the optimizer; under its DDP
+strategy gradients are averaged by Lightning, and `training_step` stays the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dat
+
+
+class Robust(lightning.LightningModule):
+    """Trains any classifier of images in [0, 1] to withstand a threat model."""
+
+    def __init__(self, model: nn.Module, threat: dat.ThreatModel) -> None:
+        super().__init__()
+        self.model, self.threat = model, threat
+        self.attack = dat.PGD(steps=5)
+        self.objective = dat.Adversarial(clean_weight=0.5)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
+        # the seed makes every step's random starts its own
+        images = dat.Batch.of(*batch, threat=self.threat, seed=self.global_step)
+        with dat.attack_mode(self.model):
+            phi = self.objective.phi(self.model, images)
+            x_adv = self.attack(phi, images.x, self.threat, images.draws.fork("attack"))
+        return self.objective.loss(self.model, images, x_adv).loss.mean()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = dat.LAMB(lr=0.05)(self.model)  # LALR is a torch.optim.Optimizer
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def main() -> None:
+    lightning.seed_everything(0, verbose=False)
+    digits = load_digits()
+    x = torch.from_numpy(digits.images).float().div(16).unsqueeze(1)  # pixels in [0, 1]
+    y = torch.from_numpy(digits.target)
+    loader = DataLoader(TensorDataset(x[:1400], y[:1400]), batch_size=140, shuffle=True)
+
+    threat = dat.ThreatModel(norm="linf", eps=0.1)
+    module = Robust(dat.build_model("cnn", 10, channels=1, width=8), threat)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=8,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, loader)
+
+    test = dat.ImageData.of(x[1400:], y[1400:])
+    found = dat.evaluate(module.model.eval(), test, threat=threat, attack=dat.PGD(steps=10))
+    print(f"TA {found.ta:.1f} %, RA {found.ra:.1f} % under PGD-10, {threat.norm} {threat.eps}")
+
+
+if __name__ == "__main__":
+    main()
