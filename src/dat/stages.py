@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -17,7 +17,17 @@ _watching: list[Watch] = []
 
 def stage(name: str) -> AbstractContextManager[object]:
     """`with stage("attack"): ...`; stages may lie in one another."""
-    return _watching[-1](name) if _watching else _NOBODY
+    if len(_watching) > 1:
+        return _told_to_all(name)
+    return _watching[0](name) if _watching else _NOBODY
+
+
+@contextmanager
+def _told_to_all(name: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        for watch in tuple(_watching):
+            stack.enter_context(watch(name))
+        yield
 
 
 def staged(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -10,7 +10,7 @@ from dat.report.evaluations import (
 from dat.report.plots import Chart, bar_chart, check_picture, line_charts
 from dat.report.profiles import show_profile
 from dat.report.progress import Progress, counting, gauge
-from dat.report.sets import bytes_bar, image_grid, show_data, show_parts
+from dat.report.sets import bytes_bar, image_grid, save_picture, show_data, show_parts
 from dat.report.tables import print_json, print_table, runs_table
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "print_json",
     "print_table",
     "runs_table",
+    "save_picture",
     "show_certified",
     "show_data",
     "show_labelled",

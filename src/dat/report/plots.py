@@ -22,6 +22,24 @@ class Chart(NamedTuple):
     both_logarithmic: bool = False
 
 
+class Stack(NamedTuple):
+    """Bars of parts that add up."""
+
+    x: Sequence[float]
+    parts: Mapping[str, Sequence[float]]
+    x_axis: str
+    y_axis: str
+
+
+class Heat(NamedTuple):
+    """Positive values in rows and columns."""
+
+    columns: Sequence[float]
+    rows: Mapping[str, Sequence[float]]
+    x_axis: str
+    meaning: str
+
+
 def check_picture(path: Path) -> None:
     """Refuse a file that no picture can be written to, before the work begins."""
     if path.suffix.lower() not in FORMATS:
@@ -71,6 +89,48 @@ def bar_chart(
     axes.spines[["top", "right"]].set_visible(False)
     if len(series) > 1:
         axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(series))
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def stacked_bars(path: Path, stack: Stack) -> None:
+    """One bar a value of x."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(5.5, 4))
+    below = [0.0] * len(stack.x)
+    for name, values in stack.parts.items():
+        axes.bar(stack.x, values, bottom=below, label=name)
+        below = [low + value for low, value in zip(below, values, strict=True)]
+    axes.set_xlabel(stack.x_axis)
+    axes.set_ylabel(stack.y_axis)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def heat_map(path: Path, heat: Heat) -> None:
+    """A row a name, on a logarithmic scale."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.colors import LogNorm
+
+    figure, axes = plt.subplots(figsize=(7, 1.5 + 0.2 * len(heat.rows)))
+    values = [[max(value, 1e-30) for value in row] for row in heat.rows.values()]
+    image = axes.imshow(values, aspect="auto", norm=LogNorm(), cmap="Blues")
+    axes.set_yticks(range(len(heat.rows)), list(heat.rows), fontsize=7)
+    places = sorted({0, len(heat.columns) // 2, len(heat.columns) - 1})
+    axes.set_xticks(places, [f"{heat.columns[place]:g}" for place in places])
+    axes.set_xlabel(heat.x_axis)
+    figure.colorbar(image, label=heat.meaning)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)

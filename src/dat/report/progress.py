@@ -19,17 +19,16 @@ from rich.progress import Progress as Bar
 from dat.train import EpochRecord, Listener, StepReport, Trainer
 from dat.train.sentinel import Collapse
 
+WIDE = 120
+"""Columns from which on a bar has room beside what is told of a run."""
 
-def _bar(console: Console) -> Bar:
-    return Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
+
+def _bar(console: Console, *, short: bool = False) -> Bar:
+    """Of a long text there may be room for what is `short` only."""
+    long = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TaskProgressColumn(), TimeRemainingColumn(compact=True)) if short else long
+    text = TextColumn("{task.description}")
+    return Bar(text, *columns, console=console, disable=not console.is_terminal)
 
 
 @contextmanager
@@ -59,7 +58,7 @@ class Progress(Listener):
         self._console = Console(stderr=True, highlight=False)
         self._title = title
         self._state = ""
-        self._bar = _bar(self._console)
+        self._bar = _bar(self._console, short=self._console.width < WIDE)
 
     def started(self, trainer: Trainer) -> None:
         self._console.quiet = not trainer.world.first  # one voice for all workers
@@ -76,7 +75,13 @@ class Progress(Listener):
         self._task = self._bar.add_task("starting", total=total, completed=done)
 
     def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
-        now = f"epoch {epoch + 1}/{trainer.epochs}  loss {report.loss:.3f}{self._state}"
+        tally = trainer.tally
+        seconds = max(tally.elapsed, 1e-9)
+        rate, share = trainer.batch * tally.step / seconds, 100 * tally.traffic.busy / seconds
+        now = (
+            f"epoch {epoch + 1}/{trainer.epochs}  loss {report.loss:.3f}{self._state}  "
+            f"{rate:,.0f} img/s  {share:.0f} % comm"
+        )
         self._bar.update(self._task, advance=1, description=now)
 
     def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
@@ -84,9 +89,10 @@ class Progress(Listener):
             self._state = f"  TA {record.holdout_ta:.1f}  RA {record.holdout_ra:.1f}"
         if not self._console.is_terminal:
             share = 100 * record.comm_seconds / record.seconds
+            rate = trainer.batch * trainer.steps / record.seconds
             self._console.print(
                 f"epoch {record.epoch}/{trainer.epochs}  loss {record.loss:.3f}{self._state}  "
-                f"{record.seconds:.2f} s, {share:.0f} % of it communicating",
+                f"{rate:,.0f} img/s  {record.seconds:.2f} s, {share:.0f} % of it communicating",
                 markup=False,
             )
 

@@ -69,6 +69,17 @@ def show_parts(found: dict[str, Any]) -> None:
     print(f"\n{found['out']}: copy each part, and the folder test, to its node")
 
 
+def save_picture(image: Tensor, file: Path) -> None:
+    """An image with pixels in [0, 1]; of other than one or three channels, their mean."""
+    from PIL import Image
+
+    pixels = (image.clamp(0, 1) * 255).round().byte()
+    if len(pixels) == 3:
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(file)
+    else:
+        Image.fromarray(pixels.float().mean(0).byte().numpy()).save(file)
+
+
 def image_grid(file: Path, rows: Mapping[str, Tensor]) -> None:
     """Images in rows with names, as a picture."""
     import matplotlib

@@ -1,0 +1,200 @@
+"""Charts for the page: plain SVG that takes its colours from the page's style, light or dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from dat.report.plots import Chart, Heat, Stack
+
+WIDTH, HEIGHT = 440, 260
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 40
+MARKED = 60
+"""With more points on a line they are not marked one by one."""
+COLOURS = 8
+
+
+class Axis(NamedTuple):
+    """From values to places."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    logarithmic: bool = False
+
+    def __call__(self, value: float) -> float:
+        scale: Callable[[float], float] = math.log10 if self.logarithmic else float
+        low, high = scale(self.low), scale(self.high)
+        share = (scale(value) - low) / (high - low) if high > low else 0.5
+        return round(self.start + share * (self.end - self.start), 2)
+
+    def ticks(self) -> list[float]:
+        return decades(self.low, self.high) if self.logarithmic else nice(self.low, self.high)
+
+
+def nice(low: float, high: float, most: int = 6) -> list[float]:
+    """Round values in a range, at most so many and a few."""
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-9):
+        return [low]
+    rough = (high - low) / (most - 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(it * power for it in (1, 2, 2.5, 5, 10) if it * power >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def decades(low: float, high: float) -> list[float]:
+    """1, 2, 5, 10, ... where there are few, powers of ten where there are many."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    within = (1, 2, 5) if high / low <= 1e3 else (1,)
+    found = [it * 10.0**power for power in range(first, last + 1) for it in within]
+    chosen = [it for it in found if low * (1 - 1e-9) <= it <= high * (1 + 1e-9)]
+    return chosen[:: -(-len(chosen) // 7)] if chosen else [low]
+
+
+def label(value: float) -> str:
+    """A number as an axis shows it."""
+    return f"{value:.4g}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.0e}"
+
+
+def line_chart(chart: Chart, name: str) -> str:
+    """Lines over an axis, with a title on every point; `name` is unique in the page."""
+    points = [point for xs, ys in chart.lines.values() for point in zip(xs, ys, strict=True)]
+    points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    x_log = chart.logarithmic or chart.both_logarithmic
+    xs, ys = _range([x for x, _ in points], log=x_log), _range([y for _, y in points])
+    if chart.from_zero:
+        ys = min(0.0, ys[0]), ys[1]
+    across = Axis(*xs, LEFT, WIDTH - RIGHT, x_log)
+    up = Axis(*ys, HEIGHT - BOTTOM, TOP, chart.both_logarithmic)
+    drawn = [
+        _line(number, it, line, across, up) for number, (it, line) in enumerate(chart.lines.items())
+    ]
+    return _frame(name, chart.x_axis, chart.y_axis, across, up, drawn)
+
+
+def stacked_chart(stack: Stack, name: str) -> str:
+    """Bars of parts that add up, one bar a value of x."""
+    whole = [sum(parts) for parts in zip(*stack.parts.values(), strict=True)]
+    gap = (WIDTH - LEFT - RIGHT) / max(len(stack.x), 1)
+    step = stack.x[1] - stack.x[0] if len(stack.x) > 1 else 1.0
+    across = Axis(stack.x[0] - step / 2, stack.x[-1] + step / 2, LEFT, WIDTH - RIGHT)
+    up = Axis(0.0, max(whole, default=0.0) or 1.0, HEIGHT - BOTTOM, TOP)
+    drawn, below = [], [0.0] * len(whole)
+    for number, (part, values) in enumerate(stack.parts.items()):
+        for place, value in enumerate(values):
+            top, foot = up(below[place] + value), up(below[place])
+            below[place] += value
+            x = across(stack.x[place]) - 0.4 * gap
+            told = f"{part}, {stack.x_axis} {label(stack.x[place])}: {label(value)}"
+            drawn.append(
+                f'<rect class="area c{number % COLOURS}" x="{x:.2f}" y="{top}" '
+                f'width="{0.8 * gap:.2f}" height="{foot - top:.2f}">{_title(told)}</rect>'
+            )
+    return _frame(name, stack.x_axis, stack.y_axis, across, up, drawn)
+
+
+def heat_map(heat: Heat, name: str) -> str:
+    """A row a layer, a column an epoch; the darker, the larger, on a logarithmic scale."""
+    row, room, width = 16, 150, WIDTH
+    height = TOP + row * len(heat.rows) + BOTTOM
+    cell = (width - room - RIGHT) / max(len(heat.columns), 1)
+    logs = [math.log10(v) for values in heat.rows.values() for v in values if v > 0]
+    low, high = min(logs, default=0.0), max(logs, default=1.0)
+    drawn = []
+    for number, (it, values) in enumerate(heat.rows.items()):
+        y = TOP + row * number
+        shown = it if len(it) <= 24 else f"…{it[-23:]}"
+        drawn.append(f'<text class="end" x="{room - 6}" y="{y + 12}">{escape(shown)}</text>')
+        for place, value in enumerate(values):
+            share = (math.log10(value) - low) / (high - low or 1.0) if value > 0 else 0.0
+            told = f"{it}, {heat.x_axis} {label(heat.columns[place])}: {value:.3g}"
+            drawn.append(
+                f'<rect class="area c0" x="{room + place * cell:.2f}" y="{y}" '
+                f'width="{cell:.2f}" height="{row - 1}" fill-opacity="{0.08 + 0.92 * share:.3f}">'
+                f"{_title(told)}</rect>"
+            )
+    for value in nice(heat.columns[0], heat.columns[-1]) if heat.columns else ():
+        if value in heat.columns:
+            x = room + (heat.columns.index(value) + 0.5) * cell
+            drawn.append(f'<text class="mid" x="{x:.2f}" y="{height - 24}">{label(value)}</text>')
+    drawn.append(
+        f'<text class="mid" x="{(room + width - RIGHT) / 2}" y="{height - 6}">'
+        f"{escape(heat.x_axis)}</text>"
+    )
+    return _svg(name, f"{heat.meaning} over {heat.x_axis}", drawn, (width, height))
+
+
+def _range(values: Sequence[float], *, log: bool = False) -> tuple[float, float]:
+    """A little more than the values span, so that no point lies on the edge."""
+    found = [value for value in values if value > 0] if log else list(values)
+    if not found:
+        return (1.0, 10.0) if log else (0.0, 1.0)
+    low, high = min(found), max(found)
+    if log:
+        return low / 1.1, high * 1.1
+    room = 0.04 * (high - low) or abs(high) * 0.1 or 0.5
+    return low - room, high + room
+
+
+def _line(
+    number: int, name: str, line: tuple[Sequence[float], Sequence[float]], across: Axis, up: Axis
+) -> str:
+    points = [
+        (x, y)
+        for x, y in zip(*line, strict=True)
+        if math.isfinite(y) and (x > 0 or not across.logarithmic)
+    ]
+    places = [f"{across(x)},{up(y)}" for x, y in points]
+    colour = f"c{number % COLOURS}"
+    drawn = f'<polyline class="line {colour} d{number % 4}" points="{" ".join(places)}"/>'
+    for x, y in points if len(points) <= MARKED else ():
+        told = f"{name + ': ' if name else ''}{label(x)}, {label(y)}"
+        drawn += (
+            f'<circle class="area {colour}" cx="{across(x)}" cy="{up(y)}" r="3">'
+            f"{_title(told)}</circle>"
+        )
+    return drawn
+
+
+def _frame(
+    name: str, x_axis: str, y_axis: str, across: Axis, up: Axis, drawn: Sequence[str]
+) -> str:
+    """Grid, axes and their words around what is drawn."""
+    right, foot = WIDTH - RIGHT, HEIGHT - BOTTOM
+    grid = []
+    for value in up.ticks():
+        y = up(value)
+        grid.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>')
+        grid.append(f'<text class="end" x="{LEFT - 6}" y="{y + 4}">{label(value)}</text>')
+    for value in across.ticks():
+        x = across(value)
+        grid.append(f'<text class="mid" x="{x}" y="{foot + 16}">{label(value)}</text>')
+    grid.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{foot}" y2="{foot}"/>')
+    middle = (LEFT + right) / 2
+    grid.append(f'<text class="mid" x="{middle}" y="{HEIGHT - 6}">{escape(x_axis)}</text>')
+    return _svg(name, f"{y_axis} over {x_axis}", [*grid, *drawn], (WIDTH, HEIGHT))
+
+
+def _svg(name: str, told: str, drawn: Sequence[str], size: tuple[float, float]) -> str:
+    return (
+        f'<svg role="img" aria-labelledby="{name}-told" viewBox="0 0 {size[0]} {size[1]}">'
+        f'<title id="{name}-told">{escape(told)}</title>'
+        f"{''.join(drawn)}</svg>"
+    )
+
+
+def _title(text: str) -> str:
+    return f"<title>{escape(text)}</title>"
+
+
+def legend(names: Mapping[str, object], *, dashed: bool = True) -> list[tuple[str, str]]:
+    """Each name with the classes of its line."""
+    return [
+        (f"c{number % COLOURS} d{number % 4 if dashed else 0}", it)
+        for number, it in enumerate(names)
+        if it
+    ]
