@@ -8,10 +8,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dat.commands import bench, data, measuring, profiling, reproducing, showing, training
+from dat.commands import (
+    bench,
+    data,
+    exporting,
+    helping,
+    measuring,
+    profiling,
+    reproducing,
+    showing,
+    training,
+)
 from dat.commands.arguments import Commands, teach
 
-GROUPS = (training, measuring, showing, reproducing, data, profiling, bench)
+GROUPS = (training, measuring, exporting, showing, reproducing, data, profiling, bench, helping)
 
 ABOUT = """\
 Train image classifiers that withstand adversarial attack, on one machine or on many.
@@ -28,17 +38,17 @@ def parse(words: list[str]) -> argparse.Namespace:
 
     argparse stops filling a list at the first option; the rest is taken as well.
     """
-    parser = _parser()
-    arguments, rest = parser.parse_known_args(words)
+    whole = parser()
+    arguments, rest = whole.parse_known_args(words)
     options = [word for word in rest if word.startswith("-")]
     if options:
-        parser.error(f"unknown option {options[0]}: see dat {words[0]} --help")
+        whole.error(f"unknown option {options[0]}: see dat {words[0]} --help")
     if hasattr(arguments, "mixed"):
         _sort_out(arguments, rest)
     elif hasattr(arguments, "settings"):
         arguments.settings = [*arguments.settings, *rest]
     elif rest:
-        parser.error(f"{rest[0]}: not expected here; see dat {words[0]} --help")
+        whole.error(f"{rest[0]}: not expected here; see dat {words[0]} --help")
     return arguments
 
 
@@ -52,9 +62,10 @@ def _sort_out(arguments: argparse.Namespace, rest: list[str]) -> None:
             arguments.runs.append(Path(word))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = teach(argparse.ArgumentParser(prog="dat"), ABOUT, "")
-    commands = Commands(parser.add_subparsers(metavar="COMMAND", required=True))
+def parser() -> argparse.ArgumentParser:
+    """All commands with all their options."""
+    whole = teach(argparse.ArgumentParser(prog="dat", allow_abbrev=False), ABOUT, "")
+    commands = Commands(whole.add_subparsers(metavar="COMMAND", required=True))
     for group in GROUPS:
         group.add(commands)
-    return parser
+    return whole

@@ -21,14 +21,21 @@ class Commands:
 
     def add(self, name: str, run: Run, help: str, examples: str) -> argparse.ArgumentParser:
         """A command, what it is for, and lines to learn from."""
-        command = teach(self.parsers.add_parser(name, help=help), f"{help}.", examples)
+        command = teach(self._parser(name, help), f"{help}.", examples)
         command.add_argument("--json", action="store_true", help="print JSON instead of a table")
         command.set_defaults(run=run)
         return command
 
+    def _parser(self, name: str, help: str) -> argparse.ArgumentParser:
+        """Options are typed out: a short form would change its meaning when an option is added."""
+        parser: argparse.ArgumentParser = self.parsers.add_parser(
+            name, help=help, allow_abbrev=False
+        )
+        return parser
+
     def group(self, name: str, help: str, about: str) -> Commands:
         """Commands of two words."""
-        parser = teach(self.parsers.add_parser(name, help=help), about, "")
+        parser = teach(self._parser(name, help), about, "")
         return Commands(parser.add_subparsers(metavar="WHAT", required=True))
 
 

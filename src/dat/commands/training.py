@@ -240,7 +240,10 @@ def _fit(
             seen = result["collapses"] if arguments.quiet else []  # else it was said at once
             warn([*seen, *result["warnings"]])
             runs_table([result])
-            print(f"\n{out}: best weights, metrics, TensorBoard events")
+            events = ", TensorBoard events" if "tensorboard" in config.train.log else ""
+            print(f"\n{out}: best weights, metrics{events}")
+            if (out / "report.html").is_file():
+                print(f"{out / 'report.html'}: all of it, to look at")
     return 0
 
 
