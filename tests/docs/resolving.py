@@ -1,0 +1,112 @@
+"""A command as it would be understood, as far as that goes without data: its words by the real
+parser, its recipe and settings, the names of attacks, studies, sets and peers."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from dat.bench import CommPlan, Scene, StepScene
+from dat.bench.peers import choose
+from dat.commands import parse
+from dat.config import parse_edits
+from dat.data.catalog import CATALOG
+from dat.evaluation.suites import suite
+from dat.files import WEIGHTS
+from dat.launch import is_worker
+from dat.measure import split_attack
+from dat.recipes import read
+from dat.report import check_picture
+from dat.reproduce import THEOREM, read_study
+from dat.threat import ThreatModel
+
+CLASSES = 10
+
+
+def resolve(words: list[str]) -> argparse.Namespace:
+    """Raises whatever the command itself would raise."""
+    assert not is_worker()
+    arguments = parse(words)
+    check = CHECKS.get(words[0], _nothing)
+    check(arguments, words)
+    if getattr(arguments, "plot", None):
+        check_picture(arguments.plot)
+    return arguments
+
+
+def _recipe(arguments: argparse.Namespace, words: list[str]) -> None:
+    if words[0] == "train" and arguments.resume:
+        assert all(it.startswith("comm.") for it in (arguments.recipe, *arguments.settings) if it)
+        return
+    assert arguments.recipe, "train: no recipe"
+    settle(arguments.recipe, arguments.settings)
+    if words[0] == "selftrain":
+        settle(arguments.recipe, [*arguments.settings, *arguments.base])
+
+
+def settle(recipe: str, settings: list[str]) -> None:
+    """A file of the reader's is taken to say nothing of its own."""
+    read("digits" if recipe.endswith(".yaml") else recipe, parse_edits(settings))
+
+
+def _finetune(arguments: argparse.Namespace, words: list[str]) -> None:
+    assert len(arguments.runs) == (1 if arguments.model else 2), "finetune: a run and a recipe"
+    settle(str(arguments.runs[-1]), arguments.settings)
+    _weights(arguments)
+
+
+def _measured(arguments: argparse.Namespace, words: list[str]) -> None:
+    settle("digits", arguments.settings)
+    for name in (getattr(arguments, "attacks", None) or "clean").split(","):
+        assert name == "clean" or suite(name, CLASSES)
+    if words[0] != "sweep":
+        assert len(arguments.runs) == (0 if getattr(arguments, "model", None) else 1)
+        _weights(arguments)
+        return
+    split_attack(arguments.attack)
+    assert arguments.runs and all(ThreatModel.read({"eps": it}) for it in arguments.eps or ())
+
+
+def _weights(arguments: argparse.Namespace) -> None:
+    if arguments.weights:
+        assert arguments.weights in WEIGHTS or "." in arguments.weights, arguments.weights
+
+
+def _study(arguments: argparse.Namespace, words: list[str]) -> None:
+    if arguments.study not in (None, THEOREM):
+        read_study(arguments.study, arguments.scale)
+
+
+def _data(arguments: argparse.Namespace, words: list[str]) -> None:
+    if words[1] == "fetch":
+        assert arguments.name in CATALOG, arguments.name
+    if words[1] == "shard":
+        assert arguments.by in ("random", "class", "dirichlet")
+
+
+def _bench(arguments: argparse.Namespace, words: list[str]) -> None:
+    taken = vars(arguments)
+    known: type[Any] | None = {"attack": Scene, "step": StepScene, "comm": CommPlan}.get(words[1])
+    if known is not None:
+        names = {field.name for field in dataclasses.fields(known)} & taken.keys()
+        known(**{name: taken[name] for name in names})
+    if "against" in taken:
+        room = importlib.import_module(f"dat.bench.{words[1]}")
+        choose(arguments.against, room.COMMANDS if words[1] == "startup" else room.PEERS)
+
+
+def _nothing(arguments: argparse.Namespace, words: list[str]) -> None:
+    pass
+
+
+CHECKS: dict[str, Callable[[argparse.Namespace, list[str]], None]] = {
+    **dict.fromkeys(("train", "config", "profile", "selftrain"), _recipe),
+    **dict.fromkeys(("evaluate", "sweep", "certify", "label"), _measured),
+    "finetune": _finetune,
+    "reproduce": _study,
+    "data": _data,
+    "bench": _bench,
+}
