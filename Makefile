@@ -1,16 +1,18 @@
-# The two commands of the README: `make run` and `make test`. Both set up .venv when it is missing.
+# The two commands of the README: `make run` and `make test`; `make docs` builds the site. Each sets
+# up .venv when it is missing.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO := runs/demo
 
-.PHONY: run test lint types unit clean
+.PHONY: run test lint types unit docs clean
 
 run: $(VENV)/run.done
 	$(BIN)/dat train digits-standard --workers $(WORKERS) --out $(DEMO)/standard --overwrite
 	$(BIN)/dat train digits --workers $(WORKERS) --out $(DEMO)/dat-pgd --overwrite
 	$(BIN)/dat compare $(DEMO)/standard $(DEMO)/dat-pgd
+	$(BIN)/dat report $(DEMO)/standard $(DEMO)/dat-pgd --out $(DEMO)/report.html
 
 test: lint types unit
 
@@ -25,7 +27,11 @@ unit: $(VENV)/dev.done
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
-$(VENV)/run.done: pyproject.toml constraints.txt src/dat/comm/kernel.c src/dat/optim/kernel.c src/dat/native.c
+# --strict: a broken link is an error. The theme announces its end of support (May 2027) at each build.
+docs: $(VENV)/docs.done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/run.done: pyproject.toml constraints.txt src/dat/native.c $(wildcard src/dat/*/*.c src/dat/*/*.h)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
@@ -34,5 +40,9 @@ $(VENV)/dev.done: $(VENV)/run.done
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+$(VENV)/docs.done: $(VENV)/run.done
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

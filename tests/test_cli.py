@@ -17,6 +17,7 @@ TINY = (
     "train.epochs=1",
     "train.batch=640",
     "evaluate.attacks=pgd-1",
+    "evaluate.report=20",
 )
 
 
@@ -47,8 +48,11 @@ def test_a_run_leaves_its_folder(finished: Path) -> None:
         "config.yaml",
         "environment.json",
         "events",
+        "examination.json",
+        "gallery",
         "logs",
         "metrics.jsonl",
+        "report.html",
         "result.json",
     }
     assert any((finished / "events").iterdir())
@@ -116,7 +120,10 @@ def test_settings_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize(
     "command",
-    ["", "train", "finetune", "evaluate", "sweep", "compare", "recipes", "config", "profile"],
+    [
+        *("", "train", "finetune", "evaluate", "sweep", "export", "compare", "recipes", "config"),
+        "profile",
+    ],
 )
 def test_help_teaches_by_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, *command.split(), "--help")
@@ -361,3 +368,32 @@ def test_unknown_option(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call(capsys, "train", "digits", "--worker-count", "3")
     assert code == 2
     assert "unknown option --worker-count: see dat train --help" in err
+
+
+def test_report_writes_a_page(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    code, out, _ = call(
+        capsys, *("report", str(finished), "--out", str(page), "--images", "30", "--json")
+    )
+    assert code == 0
+    assert json.loads(out) == {"page": str(page), "plots": []}
+    assert "30 test images" in page.read_text()
+    assert json.loads((finished / "examination.json").read_text())["images"] == 30
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("report", "nowhere"), "nowhere: not the folder of a run"),
+        (("report", "RUN", "--out", "no/where.html"), "there is no folder no"),
+        (("report", "RUN", "a=b"), "a=b: not the folder of a run"),
+    ],
+)
+def test_report_refuses(
+    words: tuple[str, ...], message: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = call(capsys, *(str(finished) if it == "RUN" else it for it in words))
+    assert code == 2
+    assert message in err

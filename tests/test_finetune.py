@@ -24,7 +24,13 @@ from dat.optim import OPTIMIZERS
 from tests.test_cli import call
 
 Said = Callable[..., Any]
-FAST = ("attack.steps=1", "train.epochs=1", "train.batch=640", "evaluate.attacks=pgd-1")
+FAST = (
+    "attack.steps=1",
+    "train.epochs=1",
+    "train.batch=640",
+    "evaluate.report=0",
+    "evaluate.attacks=pgd-1",
+)
 QUICK = (*FAST, "comm.threads=1")
 OWN = """
 import torch

@@ -16,13 +16,14 @@ import dat
 SOURCE = Path(dat.__file__).parent
 
 LOWEST = {"convolve", "fields", "files", "imports", "native", "rng", "stages"}
-APART = {"optim", "comm", "models", "data"}
+APART = {"optim", "comm", "models", "data", "loggers"}
 """They know the lowest rooms, and nothing of one another."""
 COMPONENTS = ["threat losses smoothing", "attacks", "objectives"]
 JOBS = ["evaluation", "certification", "train", "report"]
 TOP = [
-    *("bench", "finetune", "build", "training", "profiling", "measure", "selftrain", "datasets"),
-    *("recipes", "reproduce", "commands", "cli", "__main__"),
+    *("bench", "finetune", "build", "examination", "training", "profiling", "measure", "selftrain"),
+    *("datasets", "export", "recipes", "reproduce", "doctor", "starter", "commands", "cli"),
+    "__main__",
 ]
 """In each list, a room knows the lists and the rooms before its own."""
 

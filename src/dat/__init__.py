@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         evaluate,
         sweep,
     )
+    from dat.export import export_run, load
     from dat.models import (
         Normalize,
         Resized,
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
     from dat.report import Progress
     from dat.smoothing import Smoothed
     from dat.threat import ThreatModel
-    from dat.train import RunFolder, Trainer, load_weights, save_weights
+    from dat.train import Logged, RunFolder, Trainer, load_weights, save_weights
 
 _ROOMS = {
     "attacks": (
@@ -117,6 +118,7 @@ _ROOMS = {
         "evaluate",
         "sweep",
     ),
+    "export": ("export_run", "load"),
     "models": (
         "Normalize",
         "Resized",
@@ -144,7 +146,7 @@ _ROOMS = {
     "report": ("Progress",),
     "smoothing": ("Smoothed",),
     "threat": ("ThreatModel",),
-    "train": ("RunFolder", "Trainer", "load_weights", "save_weights"),
+    "train": ("Logged", "RunFolder", "Trainer", "load_weights", "save_weights"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -177,6 +179,7 @@ __all__ = [
     "Exchange",
     "Gather",
     "ImageData",
+    "Logged",
     "NoAttack",
     "Normalize",
     "Objective",
@@ -204,8 +207,10 @@ __all__ = [
     "build_model",
     "certify",
     "evaluate",
+    "export_run",
     "fold",
     "freeze",
+    "load",
     "load_weights",
     "normalized",
     "predict",

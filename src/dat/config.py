@@ -12,6 +12,7 @@ from dat.comm import PROTOCOLS, QUANTIZERS, Protocol, Quantizer
 from dat.compute import Compute
 from dat.data import AUGMENTATIONS, WEIGH_BY, Reading
 from dat.fields import SettingError, Settings, component, section, setting
+from dat.loggers import LOGGERS
 from dat.models import MODELS
 from dat.objectives import OBJECTIVES, TRADES, Objective
 from dat.optim import OPTIMIZERS, SCHEDULES, OuterOracle, Schedule
@@ -183,6 +184,12 @@ class TrainConfig(Settings):
     )
     select_steps: int = setting(10, "PGD steps on the held-out images", ge=1)
     select_every: int = setting(1, "epochs between measurements on the held-out images", ge=1)
+    log: tuple[str, ...] = setting(
+        ("tensorboard",),
+        "where figures go while it runs, beside metrics.jsonl: tensorboard, wandb, mlflow; several "
+        "with commas",
+        choices=tuple(LOGGERS),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +211,9 @@ class EvaluateConfig(Settings):
         None, "so many test images, alike of every class; none is all", ge=1
     )
     batch: int = setting(256, "images at a time; has no influence on the result", ge=1)
+    report: int = setting(
+        200, "so many test images are looked at closely for the run's report; 0: no report", ge=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -60,3 +61,13 @@ def _told(error: Exception) -> str:
 
 def _defined_in(module_name: str, it: object) -> bool:
     return callable(it) and getattr(it, "__module__", None) == module_name
+
+
+def require(package: str, extra: str, *, what: str) -> None:
+    """Refuse what needs a package that is not installed, and say how it comes.
+
+    A folder of that name in the current one is no package: W&B leaves such a folder behind.
+    """
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise ValueError(f"{what}: needs {package}: pip install 'dat[{extra}]'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,11 +27,13 @@ from dat.data import ImageData, Splits, load, some_images
 from dat.evaluation import Assessment, Curve, sweep
 from dat.evaluation.checks import check_curve
 from dat.evaluation.suites import suite
+from dat.examination import examine
 from dat.files import WEIGHTS
 from dat.models import build_model
 from dat.objectives import Noisy
 from dat.report import gauge
 from dat.train import load_weights
+from dat.train.folder import EXAMINATION, MEASURED
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,30 @@ class Subject:
         return model
 
 
+def look_closely(run: Path, images: int | None = None, *, quiet: bool = False) -> None:
+    """For a run's report: at so many test images, or if that was not done before at as many as its
+    settings say. A run that has no weights yet is left alone."""
+    subject = Subject.of_run(run)
+    assert subject.weights is not None
+    known = images is None and (run / EXAMINATION).is_file()
+    images = subject.config.evaluate.report if images is None else images
+    if known or not images or not subject.weights.is_file():
+        return
+    with make_world(subject.config) as world:
+        data, model = prepare(subject, world)
+        with gauge(f"looking closely at {subject.name}", show=not quiet) as progress:
+            found = examine(subject.config, model, data, world, images=images, progress=progress)
+        assert found is not None  # there is one worker
+        found.write(run)
+
+
+def write_down(subject: Subject, kind: str, found: dict[str, Any]) -> None:
+    """Add what was measured to the run's folder, for its report."""
+    if subject.ours:
+        with (Path(subject.name) / MEASURED).open("a") as file:
+            file.write(json.dumps({"kind": kind} | found) + "\n")
+
+
 def measure(
     subject: Subject,
     folder: Path | None = None,
@@ -104,7 +131,12 @@ def measure(
                 progress=progress,
             )
         seconds = time.perf_counter() - start
-        return _report(subject, found, world, seconds) if world.first else None
+        if not world.first:
+            return None
+        report = _report(subject, found, world, seconds)
+        if folder:
+            write_down(subject, "evaluate", report)
+        return report
 
 
 def prepare(subject: Subject, world: World) -> tuple[ImageData, nn.Module]:
@@ -187,7 +219,12 @@ def certify_subject(
                 progress=progress,
             )
         seconds = time.perf_counter() - start
-        return _certified(subject, asked, found, world, seconds) if world.first else None
+        if not world.first:
+            return None
+        report = _certified(subject, asked, found, world, seconds)
+        if folder:
+            write_down(subject, "certify", report)
+        return report
 
 
 def _certified(
@@ -272,6 +309,10 @@ def sweep_all(
                     progress=progress,
                 )
             swept.curves[subject.name] = curves
+            if world.first:
+                told = {"attack": f"{attack}-{at_steps}", "curves": [c._asdict() for c in curves]}
+                weights = subject.weights.stem if subject.weights else "as made"
+                write_down(subject, "sweep", {"weights": weights} | told)
             for curve in curves:
                 swept.warnings.extend(f"{subject.name}: {text}" for text in check_curve(*curve))
         return swept if world.first else None

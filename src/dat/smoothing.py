@@ -27,9 +27,7 @@ class Smoothed(nn.Module):
         self._noise: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        each = [self.network(x + noise) for noise in self._drawn(x)]
-        votes = torch.stack([functional.log_softmax(logits, dim=1) for logits in each])
-        return votes.logsumexp(0) - math.log(self.copies)
+        return _vote(self.network, x, self._drawn(x))
 
     def _drawn(self, x: Tensor) -> Tensor:
         noise = self._noise
@@ -43,9 +41,32 @@ class Smoothed(nn.Module):
         """The same of another network."""
         return Smoothed(network, sigma=self.sigma, copies=self.copies, seed=self.seed)
 
+    def settled(self, x: Tensor) -> nn.Module:
+        """The same for images of this shape alone, with the noise as a part of it: something that
+        can be traced and exported."""
+        return _Settled(self.network, self._drawn(x))
+
     @property
     def note(self) -> str:
         return f"a vote of {self.copies} noisy copies (sigma {self.sigma:g})"
 
     def extra_repr(self) -> str:
         return f"sigma={self.sigma}, copies={self.copies}, seed={self.seed}"
+
+
+class _Settled(nn.Module):
+    noise: Tensor
+
+    def __init__(self, network: nn.Module, noise: Tensor) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("noise", noise)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _vote(self.network, x, self.noise)
+
+
+def _vote(network: nn.Module, x: Tensor, noise: Tensor) -> Tensor:
+    each = [network(x + its) for its in noise]
+    votes = torch.stack([functional.log_softmax(logits, dim=1) for logits in each])
+    return votes.logsumexp(0) - math.log(len(each))

@@ -18,7 +18,9 @@ from dat.build import accuracy_of, figures, make_trainer, make_world
 from dat.comm import Auto, World, choose, protocol_name, quantizer_name
 from dat.config import DataConfig, RunConfig
 from dat.data import ImageData, Parts, Splits, is_known, load
+from dat.examination import examine
 from dat.finetune import settle
+from dat.loggers import make_loggers
 from dat.objectives import (
     MART,
     TRADES,
@@ -29,11 +31,13 @@ from dat.objectives import (
     Smooth,
 )
 from dat.optim import LSGD, SGD
-from dat.report import Progress
+from dat.report import Progress, gauge
+from dat.report.page import write_page
 from dat.train import EpochRecord, Resumption, RunFolder, Saver, Trainer
 from dat.train.checkpoint import clear
-from dat.train.folder import CHECKPOINTS, RESULT
+from dat.train.folder import CHECKPOINTS, PAGE, RESULT
 from dat.train.log import WorkerLog, log, worker_log
+from dat.train.logged import Logged
 
 
 def train(
@@ -76,16 +80,37 @@ def train(
                 quantizer=trainer.quantizer,
                 protocol=trainer.protocol,
             )
+            described = {"recipe": recipe} | resolved.dump()
             if not found:
-                folder.describe({"recipe": recipe} | resolved.dump(), world)
-            trainer.listeners += [folder] if quiet else [folder, Progress(str(out))]
+                folder.describe(described, world)
+            logged = Logged(out, make_loggers(config.train.log), described, result_follows=True)
+            stack.callback(logged.close)
+            trainer.listeners += [logged, folder, *([] if quiet else [Progress(str(out))])]
             for change in found.changes(trainer) if found else ():
                 _tell(change)
         records = trainer.fit(found)
         result = _result(config, recipe, trainer, records, facts.test)
         if folder:
             folder.finish(result)
+            logged.close(result)
+        _report(config, trainer, facts.test, out, quiet=quiet)
         return result if world.first else None
+
+
+def _report(
+    config: RunConfig, trainer: Trainer, test: ImageData, out: Path, *, quiet: bool
+) -> None:
+    """Look closely at the best weights, by all workers, and write the run's page."""
+    world, images = trainer.world, config.evaluate.report
+    if not images:
+        return
+    with gauge("looking closely", show=world.first and not quiet) as progress:
+        found = examine(
+            config, trainer.best_model(""), test, world, images=images, progress=progress
+        )
+    if found:
+        found.write(out)
+        write_page([out], out / PAGE)
 
 
 def settle_protocol(trainer: Trainer, *, quiet: bool = False) -> None:
@@ -170,6 +195,8 @@ def _prepare(
 ) -> tuple[RunConfig, Trainer, Facts]:
     """The config with what pre-trained weights decide; the trainer, which keeps its own part of the
     training set; what else is needed of the data."""
+    if world.first:
+        make_loggers(config.train.log)  # a missing package shows before anything is written
     data = load(config.data.name, config.data.reading())
     config = settle(config, data, resolution)
     trainer = make_trainer(config, data, world)
@@ -244,9 +271,12 @@ OVERFIT = 3.0
 
 
 def _overfitting(trainer: Trainer, records: list[EpochRecord]) -> list[str]:
-    """Robust overfitting (Rice et al. 2020): the last weights are worse than the best were."""
+    """Robust overfitting (Rice et al. 2020): the last weights are worse than the best were. Whoever
+    chooses by TA, as standard training does, has no RA to lose."""
     best, last = trainer.best_accuracy(), records[-1].holdout_ra
-    if trainer.collapses or best is None or last is None or best.ra - last < OVERFIT:
+    if trainer.select_by != "ra" or trainer.collapses or best is None or last is None:
+        return []
+    if best.ra - last < OVERFIT:
         return []
     return [
         f"robust overfitting: held-out RA was {best.ra:.1f} % after epoch {trainer.best_epoch()} "

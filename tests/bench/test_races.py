@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import binom
 from torch import nn
 
 from dat.attacks import PGD
@@ -176,6 +177,24 @@ def test_rounds_go_on_until_the_time_is_over() -> None:
 
 def test_one_turn_has_no_spread() -> None:
     assert Timing((2.0,)).quartiles == (2.0, 2.0)
+
+
+def test_rounds_are_compared_one_by_one() -> None:
+    """A machine that is half as fast in every other round does not change what one costs more."""
+    pace = [1.0, 2.0] * 5
+    slow, quick = Timing(tuple(1.1 * it for it in pace)), Timing(tuple(pace))
+    assert slow.over(quick) == pytest.approx((1.1, 1.1, 1.1))
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 10, 20, 61])
+def test_the_interval_of_a_median_holds_it(count: int) -> None:
+    """Against the binomial distribution: as narrow as it may be for 95 %, and not narrower."""
+    ratios = [1.0 + number for number in range(count)]
+    middle, low, high = Timing(tuple(ratios)).over(Timing((1.0,) * count))
+    assert middle == pytest.approx((low + high) / 2)
+    missed = binom.cdf([low - 1, low], count, 0.5)  # fewer than so many values below the median
+    assert missed[0] <= 0.025 or count < 6  # fewer do not allow it
+    assert missed[1] > 0.025
 
 
 def test_large_figures_have_commas(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,7 @@ def test_nothing_depends_on_the_batch(
         for batch in (32, 512)
     )
     assert same(one, other)
-    assert one.network.endswith("folded") and (one.batch, other.batch) == (32, 512)
+    assert one.network == "frozen copy" and (one.batch, other.batch) == (32, 512)
 
 
 @pytest.mark.parametrize("radii", [(), (0.05, 0.2)])

@@ -21,7 +21,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small smoothed classifier."""
     out = tmp_path_factory.mktemp("certify") / "run"
     words = ["model.width=4", "attack.steps=2", "train.epochs=6", "train.batch=96", *NOISY]
-    words += ["evaluate.attacks=pgd-2", "train.select_steps=2", "comm.threads=1"]
+    words += [
+        "evaluate.report=0",
+        "evaluate.attacks=pgd-2",
+        "train.select_steps=2",
+        "comm.threads=1",
+    ]
     with pytest.raises(SystemExit) as ended:
         main(["train", "digits", *words, "--quiet", "--json", "--out", str(out)])
     assert ended.value.code == 0

@@ -189,9 +189,9 @@ def test_default_parts_are_many_where_they_share_out(workers: int, batch: int, p
         (3, 3, 1, 4, "4 workers for 3 training images: use fewer workers"),
         (3, 3, 4, 1, "data.parts = 4: there are only 3 training images"),
         (9, 10, 1, 2, "train.batch = 10: there are only 9 training images, 4 for each of 2 work"),
-        (9, 1, 1, 2, "train.batch = 1: too small for 2 workers and 1 parts; use 4 or more"),
+        (9, 1, 1, 2, "train.batch = 1: too small for 2 workers and 1 part; use 4 or more"),
         (20, 7, 3, 4, "train.batch = 7: too small for 4 workers and 3 parts; use 8 or more"),
-        (20, 5, 3, 1, "train.batch = 5: too small for 1 workers and 3 parts; use 6 or more"),
+        (20, 5, 3, 1, "train.batch = 5: too small for 1 worker and 3 parts; use 6 or more"),
     ],
 )
 def test_impossible_plans_are_refused(

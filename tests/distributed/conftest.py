@@ -21,6 +21,7 @@ SMALL = (
     "attack.steps=3",
     "train.batch=48",
     "train.epochs=1",
+    "evaluate.report=0",
     "evaluate.attacks=pgd-2",
     "train.select_steps=2",
     "comm.threads=1",

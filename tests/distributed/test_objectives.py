@@ -9,7 +9,13 @@ import pytest
 from tests.distributed.conftest import DAT, distance, run, train, weights
 
 TINY = (
-    *("model.width=4", "train.batch=480", "train.epochs=1", "evaluate.attacks=clean"),
+    *(
+        "model.width=4",
+        "train.batch=480",
+        "train.epochs=1",
+        "evaluate.report=0",
+        "evaluate.attacks=clean",
+    ),
     *("train.select_steps=1", "comm.threads=1", "data.holdout=0", "attack.steps=2"),
 )
 """Two steps: rounding has no time to grow."""

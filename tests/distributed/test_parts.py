@@ -100,7 +100,7 @@ def test_a_folder_of_jpegs_trains_by_the_imagenet_recipe(tmp_path: Path) -> None
     tiny = (
         *("data.size=32", "data.resize=36", "data.memory=0", "data.loaders=1", "data.holdout=0.2"),
         *("model.width=4", "train.batch=8", "train.epochs=2", "schedule.milestones=1"),
-        *("evaluate.attacks=pgd-2", "train.select_steps=1", "comm.threads=1"),
+        *("evaluate.report=0", "evaluate.attacks=pgd-2", "train.select_steps=1", "comm.threads=1"),
     )
     words = ["train", "imagenet", "data.name=images", *tiny, "--workers", "2", "--out", "run"]
     done = run([*DAT, *words], tmp_path, timeout=180)

@@ -154,7 +154,13 @@ class Net(nn.Module):
         return self.second(torch.relu(nn.functional.linear(x.flatten(1), first, self.first.bias)))
 """
     )
-    words = ("model.name=mine:Net", "attack.name=none", "train.epochs=1", "quantizer.bits=4")
+    words = (
+        "model.name=mine:Net",
+        "attack.name=none",
+        "evaluate.report=0",
+        "train.epochs=1",
+        "quantizer.bits=4",
+    )
     done = run([*DAT, "train", "digits", *words, "--workers", "2", "--out", "out"], tmp_path)
     assert done.returncode == 3, done.stderr
     assert "the gradient of net.first.weight is not finite" in done.stderr

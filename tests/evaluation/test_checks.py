@@ -231,7 +231,8 @@ def test_checks_are_left_out_on_demand(model: nn.Module, data: ImageData, world:
 @pytest.mark.parametrize(
     ("attacks", "fell", "warned"),
     [
-        (("apgd-ce", "square"), [2, 1, 0, 0], True),
+        (("apgd-ce", "square"), [2, 1, 2, 0], True),
+        (("apgd-ce", "square"), [2, 1, 0, 0], False),  # one image may be chance
         (("apgd-ce", "square"), [1, 1, 0, -1], False),
         (("apgd-ce", "square"), [2] * 2 + [0] * 998, False),  # 0.2 % are no more than chance
         (("apgd-ce", "square"), [2] * 3 + [0] * 997, True),
@@ -245,7 +246,9 @@ def test_what_only_square_breaks_is_suspicious(
     found = check_square(Verdicts(attacks, torch.tensor(fell)))
     assert bool(found) == warned
     if warned:
-        assert found[0].startswith(f"Square, which uses no gradients, broke {fell.count(2)} images")
+        count = fell.count(2)
+        images = f"{count} image{'s' * (count > 1)} that"
+        assert found[0].startswith(f"Square, which uses no gradients, broke {images}")
 
 
 def test_a_suite_in_which_square_wins_is_warned_of(

@@ -23,7 +23,13 @@ from tests.distributed.conftest import DAT, DOUBLE, distance, run, torchrun, wei
 
 SETTINGS = (
     *("model.width=4", "attack.steps=2", "train.batch=48", "train.epochs=3"),
-    *("evaluate.attacks=pgd-1", "train.select_steps=1", "comm.threads=1", "train.save_every=3"),
+    *(
+        "evaluate.report=0",
+        "evaluate.attacks=pgd-1",
+        "train.select_steps=1",
+        "comm.threads=1",
+        "train.save_every=3",
+    ),
 )
 STEPS = 3 * 26
 

@@ -79,7 +79,7 @@ def world() -> Any:
 
 def outcome(trainer: Trainer, records: list[EpochRecord]) -> dict[str, Any]:
     """Everything that must not differ; times do."""
-    timed = ("seconds", "comm_seconds", "exposed_seconds")
+    timed = {key for key in EpochRecord._fields if key.endswith("seconds")}
     told = [{k: v for k, v in it._asdict().items() if k not in timed} for it in records]
     states = {f"{n}{k}": v for n, m in trainer.models().items() for k, v in m.state_dict().items()}
     best = {k: v for n in trainer.models() for k, v in trainer.best_model(n).state_dict().items()}

@@ -45,6 +45,12 @@ def used(net: nn.Module) -> nn.Module:
     return net
 
 
+def told(norms: int) -> str:
+    """What is said of a copy in which so many are folded."""
+    few = {0: "frozen copy", 1: "1 batch norm folded"}
+    return few.get(norms, f"{norms} batch norms folded")
+
+
 def norms_of(net: nn.Module) -> list[_BatchNorm]:
     return [module for module in net.modules() if isinstance(module, _BatchNorm)]
 
@@ -248,7 +254,7 @@ def test_every_network_answers_alike_without_batch_norms(name: str) -> None:
     model = normalized(net, [0.4, 0.5, 0.6], [0.2, 0.3, 0.25])
     x = images(size=16)
     folded, note, _ = fold(model, x[:4])
-    assert note == f"{len(norms_of(model))} batch norms folded"
+    assert note == told(len(norms_of(model)))
     assert left_over(folded) == []
     check_alike(folded, model, x)
     check_alike(folded, model, images(3, size=24))  # and not only on what it was tried on
@@ -368,7 +374,7 @@ def test_what_a_batch_norm_may_be_behind(kind: type[Net], folded_norms: int) -> 
     model, x = built(kind), images()
     before = x.clone()
     folded, note, _ = fold(model, x)
-    assert note == f"{folded_norms} batch norms folded"
+    assert note == told(folded_norms)
     check_alike(folded, model, x)
     check_alike(folded, model, images(3, size=12))
     assert torch.equal(x, before)

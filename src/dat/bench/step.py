@@ -74,9 +74,12 @@ def bench_step(
         timings = take_turns(jobs, repeats=repeats, seconds=seconds, title="stepping")
     notes: tuple[str, ...] = ()
     if "bare" in timings:
-        over = timings["ours"].median / timings["bare"].median - 1
-        extras["ours"]["overhead"] = over
-        notes = (f"the framework's overhead over the bare loop: {100 * over:+.1f} %",)
+        over, low, high = (100 * (it - 1) for it in timings["ours"].over(timings["bare"]))
+        extras["ours"] |= {"overhead": over, "overhead_low": low, "overhead_high": high}
+        notes = (
+            f"the framework's overhead over the bare loop, round by round: {over:+.1f} % "
+            f"({low:+.1f} to {high:+.1f})",
+        )
     return Race(
         bench="step",
         timings=timings,

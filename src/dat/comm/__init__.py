@@ -5,7 +5,7 @@ This is the only room that calls collectives.
 
 from dat.comm.choice import choose
 from dat.comm.exchange import Exchange
-from dat.comm.ledger import Ledger, Traffic
+from dat.comm.ledger import Ledger, Traffic, clock_of
 from dat.comm.protocols import (
     PROTOCOLS,
     Auto,
@@ -28,7 +28,7 @@ from dat.comm.quantizer import (
 )
 from dat.comm.reducer import Reducer
 from dat.comm.team import Team, check_team
-from dat.comm.world import LostWorker, WorkerError, World
+from dat.comm.world import LostWorker, WorkerError, World, backends
 
 __all__ = [
     "PROTOCOLS",
@@ -53,8 +53,10 @@ __all__ = [
     "WholeVector",
     "WorkerError",
     "World",
+    "backends",
     "check_team",
     "choose",
+    "clock_of",
     "protocol_name",
     "quantizer_name",
 ]

@@ -31,7 +31,7 @@ class Ledger:
     """Entries are made where collectives are issued; `close` reads them out and starts anew."""
 
     def __init__(self, device: torch.device) -> None:
-        self._clock = _CudaClock() if device.type == "cuda" else _Clock()
+        self._clock = clock_of(device)
         self._lock = threading.Lock()
         self._sent = 0
         self._exposed = 0.0
@@ -60,6 +60,11 @@ class Ledger:
         return traffic
 
 
+def clock_of(device: torch.device) -> Clock:
+    """A clock for what is computed there."""
+    return _CudaClock() if device.type == "cuda" else Clock()
+
+
 def covered(intervals: list[tuple[float, float]]) -> float:
     """The length of the union of some intervals."""
     total, reach = 0.0, float("-inf")
@@ -69,18 +74,20 @@ def covered(intervals: list[tuple[float, float]]) -> float:
     return total
 
 
-class _Clock:
+class Clock:
     """The host's clock: on CPU an exchange ends when its callback runs."""
 
     def mark(self) -> object:
+        """This moment, to be read later."""
         return time.perf_counter()
 
     def seconds(self, start: object, end: object) -> tuple[float, float]:
+        """Two moments on one scale, which may have to be waited for."""
         assert isinstance(start, float) and isinstance(end, float)
         return start, end
 
 
-class _CudaClock(_Clock):
+class _CudaClock(Clock):
     """Events on the stream: on CUDA the host runs ahead of the exchange."""
 
     def __init__(self) -> None:

@@ -55,6 +55,11 @@ class LostWorker(RuntimeError):
         """The first of those that are left, who tells."""
 
 
+def backends() -> list[str]:
+    """What torch can communicate by here."""
+    return [name for name in ("gloo", "nccl", "mpi") if dist.is_backend_available(name)]
+
+
 @dataclass(frozen=True)
 class World:
     """M workers, of which this process is number `rank`. One worker is a world of its own."""
@@ -288,7 +293,8 @@ def _device(name: str, local_rank: int, local_size: int) -> torch.device:
     if name == "cuda" and devices < local_size:
         raise ValueError(
             f"comm.device = cuda: this machine has {devices or 'no'} CUDA device"
-            f"{'s' * (devices != 1)} for {local_size} workers; use fewer workers, cpu or auto"
+            f"{'s' * (devices != 1)} for {local_size} worker"
+            f"{'s' * (local_size != 1)}; use fewer workers, cpu or auto"
         )
     return torch.device("cuda", local_rank) if name == "cuda" else torch.device(name)
 

@@ -107,12 +107,13 @@ class Plan(ABC):
         if batch > self.samples:
             raise ValueError(
                 f"train.batch = {batch}: there are only {self.samples} training images, "
-                f"{self.samples // workers} for each of {workers} workers"
+                f"{self.samples // workers} for each of {workers} worker{'s' * (workers != 1)}"
             )
         least = max(workers, len(sizes))
         if batch < 2 * least and batch % math.lcm(workers, len(sizes)):
             raise ValueError(
-                f"train.batch = {batch}: too small for {workers} workers and {len(sizes)} parts; "
+                f"train.batch = {batch}: too small for {workers} worker"
+                f"{'s' * (workers != 1)} and {len(sizes)} part{'s' * (len(sizes) != 1)}; "
                 f"use {2 * least} or more"
             )
         self.steps = self.samples // batch

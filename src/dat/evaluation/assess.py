@@ -113,7 +113,10 @@ def assess(
         journal = _journal(folder, it, surveyor, answers) if folder and it.rounds else None
         results[it.name] = surveyor.survey(it.rounds, right, journal)
         if journal and world.first:
-            journal.conclude(results[it.name].fallen())
+            share = 100.0 / len(data)
+            standing = int(results[it.name].standing.sum())
+            figures = {"images": len(data), "ta": share * int(right.sum()), "ra": share * standing}
+            journal.conclude(results[it.name].fallen(), figures)
         if check:
             warnings += checks.check_square(results[it.name])
     return Assessment(right, results, tuple(warnings), folded.note)

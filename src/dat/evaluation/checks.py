@@ -23,7 +23,8 @@ IMAGES = 64
 SOME = 0.05
 """Below this share of the images nothing is said."""
 SQUARE_SHARE = 0.002
-"""More than this share fallen to Square alone is suspicious (Croce & Hein 2020)."""
+"""More than this share fallen to Square alone, and more than one image, is suspicious (Croce & Hein
+2020)."""
 VANISHED = 1e-10
 RISE = 1.0
 """Points of RA that may be chance."""
@@ -148,9 +149,10 @@ def check_square(verdicts: Verdicts) -> list[str]:
     if "square" not in verdicts.attacks or len(verdicts.attacks) == 1:
         return []
     fell = verdicts.counts()["square"]
-    if fell > SQUARE_SHARE * len(verdicts.fell):
+    if fell > max(SQUARE_SHARE * len(verdicts.fell), 1):
+        images = f"{fell} image{'s' * (fell != 1)}"
         return [
-            f"Square, which uses no gradients, broke {fell} images that the gradient attacks could "
+            f"Square, which uses no gradients, broke {images} that the gradient attacks could "
             "not: the gradients mislead, and RA may be lower still"
         ]
     return []

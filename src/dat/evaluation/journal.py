@@ -26,6 +26,7 @@ from dat.files import partial, write_whole
 
 ABOUT = "about.json"
 VERDICTS = "verdicts.json"
+FIGURES = "figures.json"
 
 
 class Cost(NamedTuple):
@@ -134,9 +135,11 @@ class Journal(Notebook):
         cost = {name: repr(value) for name, value in part.cost._asdict().items()}
         self.keep(f"{part.round:03d}", tensors, cost)
 
-    def conclude(self, fell: dict[str, list[int]]) -> None:
-        """Leave the verdicts in a form that people can read: which images fell to what."""
+    def conclude(self, fell: dict[str, list[int]], figures: dict[str, float]) -> None:
+        """Leave the verdicts in a form that people can read: which images fell to what, and what
+        that comes to."""
         write_whole(self.folder / VERDICTS, (json.dumps(fell) + "\n").encode())
+        write_whole(self.folder / FIGURES, (json.dumps(figures) + "\n").encode())
 
     def read(self) -> Iterator[Part]:
         """What is there, round by round."""
@@ -159,20 +162,26 @@ def fingerprint(model: nn.Module, data: ImageData, answers: Tensor) -> dict[str,
     model makes of some of them, as its code is in no state dict. Of the logits only the class
     counts, which no rounding moves."""
     classes = answers.argmax(1).tolist()
-    weights, images = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
-    for name, value in model.state_dict().items():
-        if isinstance(value, Tensor):
-            weights.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-            weights.update(_bytes(value))
+    images = hashlib.blake2b(digest_size=16)
     for value in (data.images, data.labels):
         images.update(f"{tuple(value.shape)} {value.dtype}".encode())
         for chunk in chunks(value):
             images.update(_bytes(chunk))
     return {
-        "weights": weights.hexdigest(),
+        "weights": weights_of(model),
         "images": images.hexdigest(),
         "answers": hashlib.blake2b(bytes(str(classes), "ascii"), digest_size=16).hexdigest(),
     }
+
+
+def weights_of(model: nn.Module) -> str:
+    """What tells a model's weights from others."""
+    weights = hashlib.blake2b(digest_size=16)
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor):
+            weights.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            weights.update(_bytes(value))
+    return weights.hexdigest()
 
 
 def _bytes(value: Tensor) -> memoryview:

@@ -127,7 +127,8 @@ def fold(model: nn.Module, x: Tensor, *, quick: bool = True) -> Folded:
     follow()
     if not alike(model, twin, x):
         return Folded(model, "not folded: the copy does not answer alike")
-    return Folded(twin, f"{len(links)} batch norms folded", follow)
+    norms = f"{len(links)} batch norm{'s' * (len(links) != 1)} folded"
+    return Folded(twin, norms if links else "frozen copy", follow)
 
 
 def _follower(model: nn.Module, twin: nn.Module, links: list[Link]) -> Callable[[], None]:

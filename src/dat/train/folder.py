@@ -8,7 +8,12 @@ warnings.txt           what the sentinel saw, if it saw something
 best.safetensors       weights with the highest RA on the held-out images
 last.safetensors       weights after the last whole epoch
 ema-best/ema-last.*    the same of the averaged weights, where they are kept
-events/                TensorBoard
+examination.json       a closer look at the best weights: classes, mistakes, RA over eps and steps
+gallery/               pictures of images, perturbations and adversarial images
+measured.jsonl         what dat evaluate, certify and sweep found later, one line each
+report.html            all of it, to look at
+events/                TensorBoard, if train.log names it
+loggers.json           by which id other loggers know the run
 logs/                  one file a worker: where it was, and the error that ended it
 checkpoints/           what it takes to go on, removed when the run is complete
 """
@@ -31,14 +36,19 @@ from dat.comm import World
 from dat.files import write_whole
 from dat.train.records import EpochRecord, Listener
 from dat.train.sentinel import Collapse
-from dat.train.step import StepReport
 from dat.train.trainer import Trainer
 from dat.train.weights import save_weights
 
 CONFIG = "config.yaml"
+ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 RESULT = "result.json"
+WARNINGS = "warnings.txt"
+EXAMINATION = "examination.json"
+GALLERY = "gallery"
+MEASURED = "measured.jsonl"
+PAGE = "report.html"
 
 
 class RunFolder(Listener):
@@ -68,48 +78,31 @@ class RunFolder(Listener):
     def describe(self, config: dict[str, Any], world: World) -> None:
         """Write down what is about to run, and where."""
         write_whole(self.path / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
-        _write_json(self.path / "environment.json", environment(world))
+        _write_json(self.path / ENVIRONMENT, environment(world))
 
     def started(self, trainer: Trainer) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._steps = trainer.updates
-        self._events = SummaryWriter(self.path / "events", purge_step=self._steps + 1)
         lines = "".join(_line(record) for record in trainer.records)  # none after a checkpoint
         write_whole(self.path / METRICS, lines.encode())
         self._metrics = (self.path / METRICS).open("a")
-
-    def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
-        """The first worker's own traffic, step by step."""
-        self._steps += 1
-        for key, value in report.traffic._asdict().items():
-            self._events.add_scalar(f"step/{key}", value, self._steps)
 
     def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
         for name, model in trainer.models().items():
             self._save(model, f"{name}last")
         self._metrics.write(_line(record))
         self._metrics.flush()
-        for key, value in record._asdict().items():
-            if value is not None:
-                self._events.add_scalar(key, value, record.epoch)
-        for name, ratio in trainer.trust_ratios().items():
-            self._events.add_scalar(f"trust_ratio/{name}", ratio, record.epoch)
-        self._events.flush()
 
     def collapsed(self, trainer: Trainer, collapse: Collapse) -> None:
-        with (self.path / "warnings.txt").open("a") as file:
+        with (self.path / WARNINGS).open("a") as file:
             file.write(f"{collapse}\n")
 
     def left_out_step(self, trainer: Trainer, reason: str, count: int) -> None:
-        with (self.path / "warnings.txt").open("a") as file:
+        with (self.path / WARNINGS).open("a") as file:
             file.write(f"left out: {reason}\n")
 
     def best_found(self, trainer: Trainer, name: str, model: nn.Module) -> None:
         self._save(model, f"{name}best")
 
     def ended(self, trainer: Trainer) -> None:
-        self._events.close()
         self._metrics.close()
 
     def finish(self, result: dict[str, Any]) -> None:

@@ -37,10 +37,16 @@ class EpochRecord(NamedTuple):
     """Megabytes that the busiest worker sends in an iteration."""
     mb_epoch: float
     """Megabytes that all workers together sent."""
+    attack_seconds: float = 0.0
+    """The part of T in which a worker attacks, on average."""
+    update_seconds: float = 0.0
+    """The part of T in which a worker updates the weights, the exposed part of C included."""
     holdout_ta: float | None = None
     holdout_ra: float | None = None
     ema_ta: float | None = None
     ema_ra: float | None = None
+    trust_ratios: dict[str, float] | None = None
+    """LALR's ratio of each adapted layer in the last step."""
 
 
 class Listener:
@@ -65,6 +71,9 @@ class Tally:
     loss: float = 0.0
     right: float = 0.0
     traffic: Traffic = field(default_factory=lambda: Traffic(0, 0.0, 0.0))
+    attack: float = 0.0
+    update: float = 0.0
+    """Seconds of this worker's."""
     seconds: float = 0.0
     """Before an interruption."""
     since: float = field(default_factory=time.perf_counter)
@@ -80,7 +89,10 @@ class Tally:
     def costs(self, world: World, steps: int) -> dict[str, float]:
         """Time and traffic of the epoch's steps, over all workers."""
         traffic = self.traffic
-        mine = (self.elapsed, traffic.busy, traffic.exposed, traffic.sent)
+        mine = (
+            *(self.elapsed, traffic.busy, traffic.exposed, traffic.sent),
+            *(self.attack, self.update),
+        )
         everyone = world.gather(torch.tensor(mine, dtype=torch.float64))
         slowest, sent = everyone.amax(0).tolist(), everyone[:, 3] / steps / 1e6
         return {
@@ -90,6 +102,8 @@ class Tally:
             "mb_per_step": float(sent.sum()),
             "mb_busiest": float(sent.max()),
             "mb_epoch": float(sent.sum()) * steps,
+            "attack_seconds": float(everyone[:, 4].mean()),
+            "update_seconds": float(everyone[:, 5].mean()),
         }
 
     def add(self, report: StepReport) -> None:
@@ -98,3 +112,7 @@ class Tally:
         self.loss += report.loss
         self.right += report.accuracy
         self.traffic = self.traffic.plus(report.traffic)
+
+    def add_times(self, seconds: dict[str, float]) -> None:
+        self.attack += seconds["attack"]
+        self.update += seconds["update"]

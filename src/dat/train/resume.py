@@ -48,6 +48,8 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
             "right": tally.right,
             "traffic": list(tally.traffic),
             "seconds": tally.elapsed if tally.step else 0.0,
+            "attack": tally.attack,
+            "update": tally.update,
         },
         "model": trainer.model.state_dict(),
         "optimizer": trainer.worker.optimizer.state_dict(),
@@ -190,6 +192,7 @@ class Saver:
     def save(self, trainer: Trainer) -> None:
         """Take a copy now, write it in the background; one at a time."""
         self._wait()
+        trainer.read_times()
         step, rank, first = trainer.updates, trainer.world.rank, trainer.world.first
         own = checkpoint.copied(own_of(trainer))
         tensors: Tensors = {}

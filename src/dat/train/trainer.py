@@ -25,6 +25,7 @@ from dat.evaluation import Accuracy
 from dat.objectives import Adversarial, Objective
 from dat.optim import EMA, LAMB, Layerwise, OuterOracle, Piecewise, Schedule, set_rate
 from dat.rng import seeded
+from dat.stages import watched
 from dat.threat import ThreatModel
 from dat.train.agreement import check_data, check_replicas
 from dat.train.carried import Carried
@@ -35,6 +36,7 @@ from dat.train.resume import Resumption, Saver
 from dat.train.selection import Best, HeldOut
 from dat.train.sentinel import Collapse, Sentinel, Snapshot
 from dat.train.step import ADVICE, NotFinite, StepReport, Worker, dat_step, never
+from dat.train.timing import Split
 
 
 @dataclass(kw_only=True)
@@ -132,6 +134,7 @@ class Trainer:
         """The epochs that are over."""
         self.tally = Tally()
         """What the current one has come to so far."""
+        self._split = Split(self.world.device)
         self.updates = 0
         """Outer steps that were taken."""
         self.left_out: list[list[int]] = []
@@ -217,7 +220,12 @@ class Trainer:
                     if collapse.action == "stop":
                         break
                     continue
-                record = EpochRecord(epoch=epoch + 1, **trained, **self._keep(epoch, measured))
+                record = EpochRecord(
+                    epoch=epoch + 1,
+                    **trained,
+                    **self._keep(epoch, measured),
+                    trust_ratios=self.trust_ratios() or None,
+                )
                 records.append(record)
                 self.tally = Tally()
                 self._tell("epoch_ended", record)
@@ -309,6 +317,7 @@ class Trainer:
             self._tell("step_ended", epoch, report)
             if self.saver:
                 self.saver.step_ended(self, stop=report.stop)
+        self.read_times()
         costs = tally.costs(self.world, steps)
         self._check_weights(epoch)
         return {
@@ -325,7 +334,8 @@ class Trainer:
             return None
         buffers = [(it, it.clone()) for it in self.model.buffers()] if self.guard != "stop" else []
         try:
-            with seeded(self.world.device, self.seed, "model", epoch, step, self.world.rank):
+            chance = (self.seed, "model", epoch, step, self.world.rank)
+            with seeded(self.world.device, *chance), watched(self._split):
                 return dat_step(self.worker, epoch, step)
         except NotFinite as error:
             if self.guard == "stop" or len(self.left_out) >= self.guard_most:
@@ -355,6 +365,10 @@ class Trainer:
         self.worker.optimizer.zero_grad()
         self.worker.exchange.forget()
         self.worker.exchange.ledger.close()
+
+    def read_times(self) -> None:
+        """Bring the tally's times up to the last step; on CUDA that waits for it."""
+        self.tally.add_times(self._split.read())
 
     def _check_weights(self, epoch: int) -> None:
         """No broken weights are ever measured or saved; replicas are equal, so all see the same."""
