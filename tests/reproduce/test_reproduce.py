@@ -14,7 +14,7 @@ from scipy import stats
 from dat.cli import main
 from dat.config import RunConfig
 from dat.reproduce import Plan, Study, parse_study, runs
-from dat.reproduce.figures import Estimate, cells, estimate
+from dat.reproduce.figures import Estimate, cells, estimate, values_of
 from dat.reproduce.job import reproduce
 from tests.distributed.forked import run_command
 
@@ -22,7 +22,8 @@ VALUES: dict[str, Any] = {
     "title": "A small study",
     "about": "digits",
     "seeds": 2,
-    "columns": ["TA", "RA", "AA", "steps"],
+    "timed": 3,
+    "columns": ["TA", "RA", "AA", "steps", "T"],
     "base": {
         "model": {"width": 2},
         "attack": {"name": "pgd", "steps": 1},
@@ -83,7 +84,12 @@ def test_everything_is_written_down(done: tuple[Path, dict[str, Any]]) -> None:
     assert rows["larger"]["runs"][0]["steps"] == 1
     assert 0 <= rows["fine-tuned"]["runs"][1]["aa"] <= 100
     assert found["environment"]["torch"].startswith("2.")
+    assert [[epoch["epoch"] for epoch in row["timed"]] for row in found["rows"]] == [[2, 3]] * 3
+    assert values_of(rows["larger"], "train_seconds_per_epoch") == [
+        epoch["seconds"] for epoch in rows["larger"]["timed"]
+    ]
     table = (results / "table.md").read_text()
+    assert "C and T are of 2 epochs" in table
     assert "[50]" in table and "dat reproduce small" in table and "pgd-1, linf" in table
 
 
@@ -128,7 +134,7 @@ def test_a_recipe_that_was_written_down_gives_the_run(
 
 
 def test_a_diverged_run_is_a_result(tmp_path: Path) -> None:
-    values = json.loads(json.dumps(VALUES)) | {"measure": {}, "seeds": 1}
+    values = json.loads(json.dumps(VALUES)) | {"measure": {}, "seeds": 1, "timed": 0}
     base = values["base"] | {"optimizer": {"name": "sgd", "lr": 1e30}, "train": {"epochs": 3}}
     values |= {"base": base, "rows": [{"name": "wild", "labels": {"batch": 1}}]}
     study = parse_study("wild", "desk", values)

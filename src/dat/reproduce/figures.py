@@ -60,6 +60,9 @@ def _row(plan: Plan, row: Row) -> dict[str, Any]:
         "paper": row.paper,
         "runs": [_figures(plan, run) for run in runs],
     }
+    timing = plan.timing(row) if plan.study.timed and row.shown else None
+    if timing and timing.done():
+        found["timed"] = timing.epochs()[1:]  # the first one warms up
     if row.tune:
         ((key, values),) = row.tune.items()
         tried = [run.result().get("holdout_ra") for run in plan.tries(row)]
@@ -114,8 +117,14 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(statistics.mean(values), float(width))
 
 
+TIMES = {"comm_seconds_per_epoch": "comm_seconds", "train_seconds_per_epoch": "seconds"}
+"""What an epoch calls them."""
+
+
 def values_of(row: dict[str, Any], key: str) -> list[float]:
-    """Over seeds, where it was found."""
+    """Over seeds, where it was found; times over the epochs of the run that was only timed."""
+    if row.get("timed") and key in TIMES:
+        return [epoch[TIMES[key]] for epoch in row["timed"]]
     return [run[key] for run in row["runs"] if run.get(key) is not None]
 
 
@@ -134,7 +143,10 @@ def _cell(row: dict[str, Any], name: str) -> str:
     values = values_of(row, key)
     fallen = sum("diverged" in run for run in row["runs"])
     text = estimate(values).text(digits) if values else ""
-    if 0 < len(values) < len(row["runs"]) - fallen:  # the others are still to be measured
+    timed = row.get("timed") and key in TIMES
+    if (
+        not timed and 0 < len(values) < len(row["runs"]) - fallen
+    ):  # the others are still to be measured
         text += f" (n = {len(values)})"
     if fallen and key in ("ta", "ra"):
         text = f"{text} ({fallen} of {len(row['runs'])} diverged)".strip()

@@ -14,7 +14,7 @@ from dat.files import write_whole
 from dat.report import bytes_bar, gauge
 from dat.reproduce.figures import collect, markdown
 from dat.reproduce.plots import draw
-from dat.reproduce.runs import LAST_TRAINING, Plan, Run, carry_out, slug
+from dat.reproduce.runs import LAST_TRAINING, TIMING, Plan, Run, carry_out, slug
 from dat.reproduce.study import Study
 
 PICTURES = (".png", ".svg")
@@ -23,6 +23,8 @@ LEGEND = (
     "Mean and 95 % interval over {seeds} seeds; in brackets, the paper's figure. {attack}. "
     "`{command}`"
 )
+
+TIMED = "C and T are of {epochs} epochs of a run that had the machine to itself."
 
 
 def reproduce(
@@ -42,7 +44,7 @@ def reproduce(
     plan = Plan(study, runs, study.seeds if seeds is None else seeds)
     for title, jobs in plan.stages():
         with gauge(f"{study.name}: {title}", show=not quiet) as progress:
-            carry_out(jobs, at_once, progress)
+            carry_out(jobs, 1 if title == TIMING else at_once, progress)
         if title == LAST_TRAINING:  # what there is, while the rest is measured
             write_down(plan, out)
     return write_down(plan, out)
@@ -66,6 +68,8 @@ def write_down(plan: Plan, out: Path) -> dict[str, Any]:
     command += f" --seeds {plan.seeds}" if plan.seeds != study.seeds else ""
     under = f"RA: {', '.join(sorted(attacks))}" if attacks else "No run was measured"
     note = LEGEND.format(seeds=plan.seeds, attack=under, command=command)
+    if all(row.get("timed") for row in rows if row["shown"]):
+        note = f"{note} {TIMED.format(epochs=study.timed - 1)}"
     found: dict[str, Any] = {
         "study": study.name,
         "scale": study.scale,

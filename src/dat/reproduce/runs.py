@@ -30,6 +30,8 @@ DIVERGED = 3
 """The exit code (dat.cli) of a run whose loss became NaN or infinite: a result, no accident."""
 LAST_TRAINING = "fine-tuning"
 """The stage after which all models are there."""
+TIMING = "timing"
+"""The stage whose runs have the machine to themselves."""
 Progress = Callable[[int, int], None]
 
 
@@ -239,6 +241,21 @@ class Plan:
         runs = [*self.tuning(), *self.runs(of_others=False), *self.runs(of_others=True)]
         return list({run.key: run for run in runs}.values())
 
+    def timing(self, row: Row) -> Run:
+        """A short run with nothing beside it, for its times only."""
+        run, epochs = self.run(row, 0), self.study.timed
+        warmup = run.settings.get("schedule", {}).get("warmup", 0)
+        short: dict[str, dict[str, Any]] = {
+            "train": {"epochs": epochs, "select_every": epochs},
+            "schedule": {"warmup": min(warmup, epochs)},
+            "evaluate": {"images": 10, "report": 0},
+        }
+        edits = {group: run.edits.get(group, {}) | own for group, own in short.items()}
+        return Run(run.root, row, run.edits | edits, 0, run.origin)
+
+    def timings(self) -> list[Run]:
+        return [self.timing(row) for row in self.study.rows if row.shown and self.study.timed]
+
     def measurements(self) -> list[Measurement]:
         """Of the rows that are shown."""
         return [
@@ -274,6 +291,7 @@ class Plan:
         yield "training", self.runs(of_others=False)
         yield LAST_TRAINING, self.runs(of_others=True)
         yield "measuring", self.measurements()
+        yield TIMING, self.timings()
 
 
 def slug(name: str) -> str:

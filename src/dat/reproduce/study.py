@@ -4,6 +4,8 @@ title, about     what it shows, and what was scaled and why
 like             another study, whose base it takes over and, unless it has its own, whose rows
 base             settings that all rows share
 seeds            how many; every row is run with each
+timed            epochs of a run of each row that is only timed, one at a time, when all others are
+                 over; C and T are then of these epochs but the first
 columns          of the table, by the names in `figures.py`
 rows             a list, in the table's order:
   name           in the table
@@ -76,6 +78,7 @@ class Study:
     about: str
     rows: tuple[Row, ...]
     seeds: int = 1
+    timed: int = 0
     columns: tuple[str, ...] = ("TA", "RA")
     measure: dict[str, Any] = field(default_factory=dict)
     plot: dict[str, Any] = field(default_factory=dict)
@@ -121,7 +124,7 @@ def parse_study(name: str, scale: str, values: dict[str, Any]) -> Study:
     where, values = f"{name}.{scale}", dict(values)
     base = values.pop("base", {})
     rows = tuple(_row(where, base, dict(row)) for row in values.pop("rows"))
-    _check(where, values, {"title", "about", "seeds", "columns", "measure", "plot"})
+    _check(where, values, {"title", "about", "seeds", "timed", "columns", "measure", "plot"})
     _check(f"{where}.measure", values.get("measure", {}), set(MEASURES))
     made = {row.name for row in rows}
     if len(made) < len(rows):
