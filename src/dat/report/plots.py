@@ -142,6 +142,7 @@ def line_charts(path: Path, charts: Sequence[Chart], *, title: str = "") -> None
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     figure, row = plt.subplots(1, len(charts), figsize=(5.5 * len(charts), 4), squeeze=False)
     for axes, chart in zip(row[0], charts, strict=True):
@@ -155,6 +156,8 @@ def line_charts(path: Path, charts: Sequence[Chart], *, title: str = "") -> None
             axes.set_ylim(bottom=0)
         if chart.logarithmic or chart.both_logarithmic:
             axes.set_xscale("log")
+        elif all(float(it).is_integer() for x, _ in chart.lines.values() for it in x):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # no epoch 1.25
         if chart.both_logarithmic:
             axes.set_yscale("log")
         axes.grid(alpha=0.3)
