@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dat.attacks import PGD, Free
-from dat.comm import Exchange, Team, World
+from dat.comm import Exchange, Norms, Team, World
 from dat.compute import Engine
 from dat.data import ImageData, Source, Split, Supply
 from dat.models import build_model
@@ -67,6 +67,7 @@ def main(folder: Path, size: int) -> None:
             exchange=Exchange(model, world),
             engine=Engine(model),
             team=team,
+            norms=Norms(team),
             optimizer=SGD()(model),
             attack_bn="train" if mode == "train" else "eval",
         )
