@@ -128,7 +128,7 @@ class Engine:
         return self.folded.network
 
     def pieces(self, count: int, most: int | None = None) -> list[slice]:
-        """A worker's images, a piece at a time; in fewer than it was asked for, if `most` says so."""
+        """A worker's images, a piece at a time, in `most` pieces at most."""
         parts = min(self.compute.pieces if most is None else most, max(count, 1))
         ends = [number * count // parts for number in range(parts + 1)]
         return [slice(*pair) for pair in pairwise(ends)]

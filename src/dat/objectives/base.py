@@ -85,8 +85,8 @@ class Batch:
         """Some of the samples, with their own streams."""
         weight = self.weight[rows] if isinstance(self.weight, Tensor) else self.weight
         draws = self.draws.pick(rows)
-        picked = {"x": self.x[rows], "y": self.y[rows], "draws": draws, "weight": weight}
-        return replace(self, **picked, lengths=(), _noise={})
+        some = replace(self, x=self.x[rows], y=self.y[rows], draws=draws, weight=weight)
+        return replace(some, lengths=(), _noise={})
 
     def noise(self, copy: int) -> Tensor:
         """Standard normal noise for the copy of that number of every image. It is drawn once: the

@@ -3,6 +3,7 @@ the noise of the gradient falls instead, and updates become fewer and larger."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dat.fields import SettingError
@@ -25,7 +26,7 @@ class Growth:
 
     def factor(self, epoch: int) -> int:
         """Of how many batches an update is made in that epoch, counted from 0."""
-        return self.by ** sum(epoch >= it for it in self.at)
+        return math.prod(self.by for it in self.at if epoch >= it)
 
     def check(self, epochs: int, batch: int, batches: int) -> None:
         """Refuse growth that the run never comes to, or that an epoch is too short for."""

@@ -176,7 +176,7 @@ class Trainer:
             norms_meet=self.bn == "sync",
         )
         team = Team(self.world, self.team, exchange.ledger)
-        meeting = {"world": self.world, "ledger": exchange.ledger}
+        norms = Norms.of(self.bn, team, world=self.world, ledger=exchange.ledger, group=self.ghost)
         check_data(self.supply, self.batch, self.world)
         self._averaged = EMA(self.model, self.ema) if self.ema else None
         self.worker = Worker(
@@ -187,7 +187,7 @@ class Trainer:
             exchange=exchange,
             engine=self.engine,
             team=team,
-            norms=Norms.of(self.bn, team, group=self.ghost, **meeting),
+            norms=norms,
             optimizer=self._minimiser,
             seed=self.seed,
             augmentation=self.augmentation,
@@ -246,6 +246,7 @@ class Trainer:
                     continue
                 record = EpochRecord(
                     epoch=epoch + 1,
+                    batch=self.batch_in(epoch),
                     **trained,
                     **self._keep(epoch, measured),
                     trust_ratios=self.trust_ratios() or None,
@@ -346,7 +347,6 @@ class Trainer:
         self._check_weights(epoch)
         return {
             "lr": self.worker.optimizer.param_groups[0]["lr"],
-            "batch": self.batch_in(epoch),
             "loss": tally.loss / max(tally.taken, 1),
             "train_ra": tally.right / max(tally.taken, 1),
             **costs,
