@@ -78,7 +78,7 @@ def test_an_update_takes_so_many_batches(world: World, pieces: int) -> None:
             with torch.no_grad():
                 for parameter in other.parameters():
                     assert parameter.grad is not None
-                    parameter -= RATE * parameter.grad
+                    parameter.sub_(RATE * parameter.grad)
     for ours, theirs in zip(made.model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
     assert made.updates == 5 + 2 + 1

@@ -154,10 +154,8 @@ def _normal(norm: _BatchNorm, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     unbiased variance."""
     kind = torch.promote_types(x.dtype, torch.float32)
     mean, variance = (torch.zeros(x.shape[1], dtype=kind, device=x.device) for _ in range(2))
-    weights = (norm.weight, norm.bias) if norm.affine else (None, None)
-    normal = functional.batch_norm(
-        x, mean, variance, *weights, training=True, momentum=1.0, eps=norm.eps
-    )
+    weight, bias = (norm.weight, norm.bias) if norm.affine else (None, None)
+    normal = functional.batch_norm(x, mean, variance, weight, bias, True, 1.0, norm.eps)
     return normal, mean, variance
 
 
