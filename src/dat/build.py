@@ -33,6 +33,7 @@ from dat.models import build_model, normalized
 from dat.smoothing import Smoothed
 from dat.train import Trainer
 from dat.train.folder import CONFIG, RESULT
+from dat.train.growth import Growth
 from dat.train.perturbation import WeightAttack
 from dat.train.sentinel import Sentinel
 
@@ -162,6 +163,7 @@ def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
         schedule=config.schedule,
         epochs=config.train.epochs,
         batch=config.train.batch,
+        growth=Growth(config.train.grow, config.train.grow_by),
         team=config.train.team,
         parts=config.data.parts,
         augmentation=Augmentation(
@@ -172,6 +174,8 @@ def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
         ),
         loaders=config.data.loaders,
         attack_bn=config.train.attack_bn,
+        bn=config.train.bn,
+        ghost=config.train.ghost,
         compute=config.compute,
         selection=PGD(steps=config.train.select_steps),
         select_by=config.train.select_by,

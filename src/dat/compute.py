@@ -7,7 +7,7 @@ where a batch is computed in pieces).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -127,9 +127,9 @@ class Engine:
         self.folded.follow()
         return self.folded.network
 
-    def pieces(self, count: int) -> list[slice]:
-        """A worker's images, a piece at a time."""
-        parts = min(self.compute.pieces, max(count, 1))
+    def pieces(self, count: int, most: int | None = None) -> list[slice]:
+        """A worker's images, a piece at a time, in `most` pieces at most."""
+        parts = min(self.compute.pieces if most is None else most, max(count, 1))
         ends = [number * count // parts for number in range(parts + 1)]
         return [slice(*pair) for pair in pairwise(ends)]
 
@@ -249,12 +249,15 @@ def _blocks(model: nn.Module) -> tuple[nn.Module, ...]:
 @contextmanager
 def _recomputed(block: nn.Module, convolutions: tuple[nn.Module, ...]) -> Iterator[None]:
     plain: Callable[..., Any] = block.forward
-    norms = [it for it in block.modules() if isinstance(it, _BatchNorm) and it.track_running_stats]
+    every = [it for it in block.modules() if isinstance(it, _BatchNorm)]
+    norms = [norm for norm in every if norm.track_running_stats]
 
     @contextmanager
-    def unseen() -> Iterator[None]:
-        """The second time, all is computed as the first time, but batch norms must not count the
-        images again."""
+    def unseen(ways: list[Any]) -> Iterator[None]:
+        """The second time, all is computed as the first time, with batch norms in the same ways,
+        but they must not count the images again."""
+        now = [vars(norm).get("forward") for norm in every]
+        _set_forward(every, ways)
         before = [(norm, norm.momentum) for norm in norms]
         for norm in norms:
             norm.momentum = 0.0
@@ -262,13 +265,15 @@ def _recomputed(block: nn.Module, convolutions: tuple[nn.Module, ...]) -> Iterat
             with faster(convolutions):
                 yield
         finally:
+            _set_forward(every, now)
             for norm, momentum in before:
                 norm.momentum = momentum
                 if norm.training and norm.num_batches_tracked is not None:
                     norm.num_batches_tracked.sub_(1)
 
     def forward(*arguments: Any, **options: Any) -> Any:
-        both = lambda: (nullcontext(), unseen())  # noqa: E731
+        ways = [vars(norm).get("forward") for norm in every]
+        both = lambda: (nullcontext(), unseen(ways))  # noqa: E731
         return checkpoint(plain, *arguments, use_reentrant=False, context_fn=both, **options)
 
     block.forward = forward
@@ -276,3 +281,12 @@ def _recomputed(block: nn.Module, convolutions: tuple[nn.Module, ...]) -> Iterat
         yield
     finally:
         del block.forward
+
+
+def _set_forward(norms: Sequence[nn.Module], ways: Sequence[Any]) -> None:
+    """Replace forward passes; none is the class's own."""
+    for norm, way in zip(norms, ways, strict=True):
+        if way is not None:
+            norm.forward = way
+        else:
+            vars(norm).pop("forward", None)

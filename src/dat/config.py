@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dat.attacks import ATTACKS, Attack
-from dat.comm import PROTOCOLS, QUANTIZERS, Protocol, Quantizer
+from dat.comm import NORMS, PROTOCOLS, QUANTIZERS, Protocol, Quantizer
 from dat.compute import Compute
 from dat.data import AUGMENTATIONS, WEIGH_BY, Reading
 from dat.fields import SettingError, Settings, component, section, setting
@@ -151,12 +151,26 @@ class TrainConfig(Settings):
 
     epochs: int = setting(30, "passes over the training set", ge=1)
     batch: int = setting(256, "global batch: images of all workers in one step", ge=1)
+    grow: tuple[int, ...] = setting(
+        (),
+        "epochs after which the batch grows, e.g. 10,15, in place of a rate that drops; empty: "
+        "never",
+        ge=1,
+    )
+    grow_by: int = setting(2, "what the batch is multiplied by each time", ge=2)
     team: int = setting(
         1, "workers that share out the noisy copies of the same images; divides the workers", ge=1
     )
     attack_bn: str = setting(
         "eval", "mode of batch normalisation during the attack", choices=("eval", "train")
     )
+    bn: str = setting(
+        "local",
+        "over which images batch normalisation goes: local, a worker's share of the batch; sync, "
+        "all workers' shares together; ghost, a share in groups of train.ghost images",
+        choices=NORMS,
+    )
+    ghost: int = setting(32, "images in a group of bn ghost, at most", ge=2)
     awp: float = setting(
         0.0, "AWP: attack the weights as well, by so much of each layer's norm; 0 is none", ge=0
     )
@@ -190,6 +204,14 @@ class TrainConfig(Settings):
         "with commas",
         choices=tuple(LOGGERS),
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        told = ", ".join(map(str, self.grow))
+        if list(self.grow) != sorted(set(self.grow)):
+            raise SettingError(f"grow = {told}: must increase")
+        if self.grow and self.grow[-1] >= self.epochs:
+            raise SettingError(f"grow = {told}: must be below epochs = {self.epochs}")
 
 
 @dataclass(frozen=True, kw_only=True)

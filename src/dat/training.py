@@ -303,6 +303,7 @@ def _result(
         "method": method_name(config, world.size),
         "workers": world.size,
         "batch": config.train.batch,
+        "last_batch": trainer.batch_in(epochs - 1),
         "quantizer": quantizer_name(trainer.quantizer),
         "bits": trainer.quantizer.bits,
         "protocol": protocol_name(trainer.protocol),

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dat.attacks import PGD
-from dat.comm import Exchange, Team, WorkerError, World
+from dat.comm import Exchange, Norms, Team, WorkerError, World
 from dat.compute import Engine
 from dat.data import ImageData, Source, Split, Supply
 from dat.models import build_model
@@ -93,6 +93,7 @@ def attack_is_silent(world: World) -> Any:
             exchange=(exchange := Exchange(build_model("cnn", 4, width=4), world)),
             engine=Engine(exchange.module),
             team=Team(world),
+            norms=Norms(Team(world)),
             optimizer=LAMB()(exchange.module),
         )
         exchange.ledger.close()

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dat.attacks import PGD, Free
-from dat.comm import Exchange, Team, World
-from dat.compute import Engine
+from dat.comm import Exchange, Norms, Team, World
+from dat.compute import Compute, Engine
 from dat.data import ImageData, Source, Split, Supply
 from dat.models import build_model
 from dat.objectives import OBJECTIVES, Noisy
@@ -28,6 +28,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "free": ("cnn", "smooth", {}, "free"),
     "normalised": ("normed", "smooth", {}, "eval"),
     "attacked in train mode": ("normed", "smooth", {"update": "soft"}, "train"),
+    "computed again": ("preact-resnet18", "smooth", {}, "again"),
 }
 COPIES = 6
 
@@ -41,14 +42,18 @@ def images(count: int) -> ImageData:
 
 def make(network: str) -> nn.Module:
     """A small network, with or without batch normalisation."""
-    if network == "cnn":
-        return build_model("cnn", 4, width=4)
+    if network != "normed":
+        return build_model(network, 4, width=4)
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         first, second = nn.Conv2d(3, 4, 3, bias=False), nn.Conv2d(4, 8, 3, stride=2, bias=False)
         body = first, nn.BatchNorm2d(4), nn.ReLU(), second
         head = nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4)
         return nn.Sequential(*body, *head)
+
+
+def _again(model: nn.Module) -> Engine:
+    return Engine.of(model, Compute(recompute=True), torch.rand(2, 3, 8, 8).double(), 0)
 
 
 def main(folder: Path, size: int) -> None:
@@ -65,8 +70,9 @@ def main(folder: Path, size: int) -> None:
             attack=Free(replays=2) if mode == "free" else PGD(steps=3),
             objective=kind(sigma=0.2, copies=COPIES, **settings),
             exchange=Exchange(model, world),
-            engine=Engine(model),
+            engine=_again(model) if mode == "again" else Engine(model),
             team=team,
+            norms=Norms(team),
             optimizer=SGD()(model),
             attack_bn="train" if mode == "train" else "eval",
         )

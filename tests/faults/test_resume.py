@@ -18,6 +18,7 @@ from dat.optim import LAMB, LARS, SGD, kernel
 from dat.threat import ThreatModel
 from dat.train import EpochRecord, Listener, NotFinite, Resumption, Saver, Trainer
 from dat.train.checkpoint import all_checkpoints
+from dat.train.growth import Growth
 from dat.train.sentinel import Sentinel
 from dat.train.step import StepReport
 
@@ -121,6 +122,14 @@ CASES: dict[str, dict[str, Any]] = {
         "quantizer": Buckets(bits=4, error_feedback=True),
         "protocol": Chunked(),
     },
+    "grown, in groups": {
+        "attack": PGD(steps=1, carry=True),
+        "growth": Growth((1,), 2),
+        "epochs": 4,
+        "bn": "ghost",
+        "ghost": 5,
+    },
+    "grown, free": {"attack": Free(replays=2), "growth": Growth((1,), 3), "epochs": 2},
     "rescued": {
         "attack": FGSM(),
         "sentinel": Sentinel(action="rescue", rescue=NFGSM(), drop=2.0, least=0.0),
@@ -191,6 +200,14 @@ def test_another_run_is_not_taken_up(tmp_path: Path, world: World) -> None:
     found = Resumption.last(tmp_path, pytest.fail)
     with pytest.raises(ValueError, match="is of a run on 72 images in batches of 12"):
         make(world, tmp_path, batch=6).fit(found)
+
+
+def test_steps_of_another_size_are_not_taken_up(tmp_path: Path, world: World) -> None:
+    with pytest.raises(Interruption):
+        make(world, tmp_path, listeners=[Off(9)], growth=Growth((1,), 2)).fit()
+    found = Resumption.last(tmp_path, pytest.fail)
+    with pytest.raises(ValueError, match="whose updates take 2 batches, not 1"):
+        make(world, tmp_path).fit(found)
 
 
 def test_a_full_disk_is_told_and_the_last_good_one_stays(

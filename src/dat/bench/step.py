@@ -25,7 +25,7 @@ from dat.bench.limits import describe_machine, measure_limits, time_convolutions
 from dat.bench.peers import choose
 from dat.bench.race import Job, Race, take_turns
 from dat.bench.scene import Scene
-from dat.comm import Exchange, Team, World
+from dat.comm import Exchange, Norms, Team, World
 from dat.compute import Compute, Engine
 from dat.data import Dealing, Mix, supply
 from dat.objectives import Adversarial
@@ -147,6 +147,7 @@ def make_worker(scene: StepScene, world: World) -> Worker:
         exchange=exchange,
         engine=engine,
         team=Team(world),
+        norms=Norms(Team(world)),
         optimizer=scene.optimizer(exchange.module),
     )
 

@@ -6,6 +6,7 @@ This is the only room that calls collectives.
 from dat.comm.choice import choose
 from dat.comm.exchange import Exchange
 from dat.comm.ledger import Ledger, Traffic, clock_of
+from dat.comm.norms import NORMS, Norms
 from dat.comm.protocols import (
     PROTOCOLS,
     Auto,
@@ -31,6 +32,7 @@ from dat.comm.team import Team, check_team
 from dat.comm.world import LostWorker, WorkerError, World, backends
 
 __all__ = [
+    "NORMS",
     "PROTOCOLS",
     "QUANTIZERS",
     "Auto",
@@ -42,6 +44,7 @@ __all__ = [
     "Gather",
     "Ledger",
     "LostWorker",
+    "Norms",
     "PerTensor",
     "Protocol",
     "Quantizer",

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from dat.comm.choice import choose
@@ -46,7 +46,9 @@ class Exchange:
         quantizer: Quantizer | None = None,
         protocol: Protocol | None = None,
         seed: int = 0,
+        norms_meet: bool = False,
     ) -> None:
+        """Where batch `norms_meet` in the forward pass, all workers have remembered the same."""
         self.module = module
         self.world = world
         self.ledger = Ledger(world.device)
@@ -72,6 +74,7 @@ class Exchange:
             norm
             for norm in module.modules()
             if isinstance(norm, _NormBase) and norm.running_mean is not None
+            if not (norms_meet and isinstance(norm, _BatchNorm))
         ]
         statistics = ((norm.running_mean, norm.running_var) for norm in self._norms)
         self._statistics = [buffer for pair in statistics for buffer in pair if buffer is not None]

@@ -7,15 +7,12 @@ find at the image is added up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 from dat.comm.ledger import Ledger
 from dat.comm.world import World
@@ -28,6 +25,7 @@ class Team:
         check_team(world.size, size)
         self.size = size
         self.number, self.rank = divmod(world.rank, size)
+        self._device = world.device
         self._ledger = ledger or Ledger(world.device)
         self._group: Any = None
         if size == 1:
@@ -54,19 +52,6 @@ class Team:
         """log of the sum of exp over the team's values, with gradients as above."""
         return values if self.size == 1 else _apply(_LogSumExp, values, self)
 
-    @contextmanager
-    def one_batch(self, model: nn.Module) -> Iterator[None]:
-        """Batch normalisation over the team's images together: an image's copies are one batch,
-        wherever they are."""
-        norms = (
-            [it for it in model.modules() if isinstance(it, _BatchNorm)] if self.size > 1 else []
-        )
-        with ExitStack() as stack:
-            for norm in norms:
-                norm.forward = _Together(norm, self)  # type: ignore[assignment]
-                stack.callback(delattr, norm, "forward")
-            yield
-
     def sum(self, values: Tensor) -> Tensor:
         """The sum, without a gradient; the same bits at every worker."""
         values = values.clone(memory_format=torch.contiguous_format)
@@ -83,6 +68,14 @@ class Team:
         dist.all_gather(list(rows.unbind()), values, group=self._group)
         land(values.nbytes * (self.size - 1))
         return rows
+
+    def least(self, number: int) -> int:
+        """The lowest of the workers' numbers."""
+        value = torch.tensor(number, device=self._device)
+        land = self._ledger.open_flight()
+        dist.all_reduce(value, dist.ReduceOp.MIN, group=self._group)
+        land(2 * value.nbytes * (self.size - 1) // self.size)
+        return int(value)
 
 
 def check_team(workers: int, size: int) -> None:
@@ -130,41 +123,3 @@ class _LogSumExp(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (share,) = ctx.saved_tensors
         return gradients[0] * share, None
-
-
-class _Together:
-    """The forward pass of a batch normalisation whose batch is the whole team's."""
-
-    def __init__(self, norm: _BatchNorm, team: Team) -> None:
-        self.norm, self.team = norm, team
-        self._alone: Callable[[Tensor], Tensor] = norm.forward
-
-    def __call__(self, x: Tensor) -> Tensor:
-        norm, team = self.norm, self.team
-        if not norm.training:
-            return self._alone(x)
-        pixels = [0, *range(2, x.dim())]
-        shape = (1, -1, *[1] * (x.dim() - 2))
-        count = float(team.sum(torch.tensor(float(x.numel() // x.shape[1]), device=x.device)))
-        # the sums have as many uses as workers: spread adds their gradients up
-        mean = team.spread(team.total(x.sum(pixels)) / count)
-        centred = x - mean.reshape(shape)
-        variance = team.spread(team.total(centred.square().sum(pixels)) / count)
-        self._remember(mean.detach(), variance.detach() * (count / max(count - 1, 1)))
-        normal = centred * (variance + norm.eps).rsqrt().reshape(shape)
-        if norm.affine:
-            normal = normal * norm.weight.reshape(shape) + norm.bias.reshape(shape)
-        return normal
-
-    @torch.no_grad()
-    def _remember(self, mean: Tensor, variance: Tensor) -> None:
-        norm = self.norm
-        if norm.running_mean is None or norm.running_var is None:
-            return
-        assert norm.num_batches_tracked is not None
-        norm.num_batches_tracked.add_(1)
-        weight = norm.momentum
-        if weight is None:
-            weight = 1.0 / float(norm.num_batches_tracked)
-        norm.running_mean.lerp_(mean, weight)
-        norm.running_var.lerp_(variance, weight)

@@ -8,7 +8,7 @@ from dat.data.parts import Plan, Split, default_parts, some_images, split_holdou
 from dat.data.pseudo import PseudoLabels
 from dat.data.sources import SOURCES, Splits, is_known, load
 from dat.data.stored import Stored, chunks
-from dat.data.supply import Dealing, Mix, Source, Supply, supply
+from dat.data.supply import Dealing, Drawn, Mix, Source, Supply, supply
 from dat.data.unlabelled import load_unlabelled
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "WEIGH_BY",
     "Augmentation",
     "Dealing",
+    "Drawn",
     "ImageData",
     "Mix",
     "Parts",

@@ -28,18 +28,24 @@ class Loader(Generic[T]):
     def __init__(self, read: Callable[[int], T], processes: int = 0) -> None:
         self.read, self.processes = read, processes
         self._coming: Iterator[T | _Failed] | None = None
-        self._last: tuple[int, T] | None = None
+        self._next = 0
+        self._last: tuple[range, list[T]] | None = None
 
     def __call__(self, number: int) -> T:
-        if self._last is None or number != self._last[0]:  # free AT asks for a batch again
-            self._last = number, self._get(number)
+        return self.several(range(number, number + 1))[0]
+
+    def several(self, numbers: range) -> list[T]:
+        """Batches that follow each other."""
+        if self._last is None or numbers != self._last[0]:  # free AT asks for them again
+            self._last = numbers, [self._get(number) for number in numbers]
         return self._last[1]
 
     def _get(self, number: int) -> T:
         if not self.processes:
             return self.read(number)
-        if self._coming is None or self._last is None or number != self._last[0] + 1:
+        if self._coming is None or number != self._next:
             self._coming = self._start(number)
+        self._next = number + 1
         batch = next(self._coming)
         if isinstance(batch, _Failed):
             self.close()

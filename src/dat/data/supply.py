@@ -29,6 +29,11 @@ class Drawn(NamedTuple):
     weight: Tensor
     """How much each counts."""
 
+    @classmethod
+    def joined(cls, several: Sequence[Drawn]) -> Drawn:
+        """One after the other."""
+        return several[0] if len(several) == 1 else cls(*map(torch.cat, zip(*several, strict=True)))
+
     def to(self, device: torch.device) -> Drawn:
         return Drawn(*(it.to(device, non_blocking=True) for it in self))
 
@@ -90,12 +95,18 @@ class Supply:
 
     def draw(self, epoch: int, step: int, device: torch.device) -> Drawn:
         """The worker's share of a global batch."""
+        return self.several(epoch, range(step, step + 1), device)[0]
+
+    def several(self, epoch: int, steps: range, device: torch.device) -> list[Drawn]:
+        """The worker's shares of batches that follow each other."""
         if not self._loader:
             stored = [it.data.images for it in self.sources]
             slow = any(isinstance(images, Stored) and images.slow for images in stored)
             read = partial(_read, tuple(self.sources))
             self._loader.append(Loader(read, self.loaders if slow else 0))
-        return self._loader[0](epoch * self.steps + step).to(device)
+        first = epoch * self.steps
+        turns = range(first + steps.start, first + steps.stop)
+        return [drawn.to(device) for drawn in self._loader[0].several(turns)]
 
     def close(self) -> None:
         """Let go of the processes, if there are any."""
@@ -106,7 +117,7 @@ class Supply:
 def _read(sources: Sequence[Source], turn: int) -> Drawn:
     drawn = [it.read(turn) for it in sources]
     assert len({it.x.dtype for it in drawn}) == 1  # bytes beside floats would pass for floats
-    return drawn[0] if len(drawn) == 1 else Drawn(*map(torch.cat, zip(*drawn, strict=True)))
+    return Drawn.joined(drawn)
 
 
 @dataclass(frozen=True)

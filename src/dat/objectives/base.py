@@ -68,6 +68,10 @@ class Batch:
     team: Team = field(default_factory=Alone)
     weight: Tensor | float = 1.0
     """How much each sample counts."""
+    total: float = 1.0
+    """How much the samples of all workers count together."""
+    lengths: tuple[int, ...] = ()
+    """Of a batch that has grown, the images of each batch in it."""
     _noise: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -81,7 +85,8 @@ class Batch:
         """Some of the samples, with their own streams."""
         weight = self.weight[rows] if isinstance(self.weight, Tensor) else self.weight
         draws = self.draws.pick(rows)
-        return replace(self, x=self.x[rows], y=self.y[rows], draws=draws, weight=weight, _noise={})
+        some = replace(self, x=self.x[rows], y=self.y[rows], draws=draws, weight=weight)
+        return replace(some, lengths=(), _noise={})
 
     def noise(self, copy: int) -> Tensor:
         """Standard normal noise for the copy of that number of every image. It is drawn once: the

@@ -118,12 +118,13 @@ def profile_steps(
 
 
 def _make(config: RunConfig, steps: int, world: World) -> Trainer:
-    """Nothing is held out, so nothing is measured between epochs, and there are epochs enough."""
+    """Nothing is held out, so nothing is measured between epochs, and there are epochs enough; the
+    batch is that of the beginning."""
     epochs = max(config.train.epochs, WARMUP + steps + TRACED)
     alike = replace(
         config,
         data=replace(config.data, holdout=0.0),
-        train=replace(config.train, sentinel="off", epochs=epochs),
+        train=replace(config.train, sentinel="off", epochs=epochs, grow=()),
     )
     data = load(alike.data.name, alike.data.reading())
     return make_trainer(settle(alike, data), data, world)

@@ -65,19 +65,26 @@ class Progress(Listener):
         workers = "1 worker" if trainer.world.size == 1 else f"{trainer.world.size} workers"
         self._console.print(
             f"{self._title}: {workers}, {trainer.samples} images, "
-            f"{trainer.epochs} epochs of {trainer.steps} steps, batch {trainer.batch}",
+            f"{trainer.epochs} epochs of {trainer.steps_in(0)} steps, batch {trainer.batch}",
             markup=False,
         )
+        for epoch in trainer.growth.at:
+            self._console.print(
+                f"from epoch {epoch + 1} on: {trainer.steps_in(epoch)} steps, batch "
+                f"{trainer.batch_in(epoch)}",
+                markup=False,
+            )
         self._console.print(f"computes: {', '.join(trainer.engine.notes)}", markup=False)
         self._bar.start()
-        done = len(trainer.records) * trainer.steps + trainer.tally.step
-        total = trainer.epochs * trainer.steps
+        done = _steps_before(trainer, len(trainer.records)) + trainer.tally.step
+        total = _steps_before(trainer, trainer.epochs)
         self._task = self._bar.add_task("starting", total=total, completed=done)
 
     def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
         tally = trainer.tally
         seconds = max(tally.elapsed, 1e-9)
-        rate, share = trainer.batch * tally.step / seconds, 100 * tally.traffic.busy / seconds
+        images = trainer.batch_in(epoch) * tally.step
+        rate, share = images / seconds, 100 * tally.traffic.busy / seconds
         now = (
             f"epoch {epoch + 1}/{trainer.epochs}  loss {report.loss:.3f}{self._state}  "
             f"{rate:,.0f} img/s  {share:.0f} % comm"
@@ -89,7 +96,8 @@ class Progress(Listener):
             self._state = f"  TA {record.holdout_ta:.1f}  RA {record.holdout_ra:.1f}"
         if not self._console.is_terminal:
             share = 100 * record.comm_seconds / record.seconds
-            rate = trainer.batch * trainer.steps / record.seconds
+            done = record.epoch - 1
+            rate = trainer.batch_in(done) * trainer.steps_in(done) / record.seconds
             self._console.print(
                 f"epoch {record.epoch}/{trainer.epochs}  loss {record.loss:.3f}{self._state}  "
                 f"{rate:,.0f} img/s  {record.seconds:.2f} s, {share:.0f} % of it communicating",
@@ -99,10 +107,15 @@ class Progress(Listener):
     def collapsed(self, trainer: Trainer, collapse: Collapse) -> None:
         self._console.print(f"warning: {collapse}", markup=False)
         if collapse.back_to is not None:
-            self._bar.update(self._task, completed=collapse.back_to * trainer.steps)
+            self._bar.update(self._task, completed=_steps_before(trainer, collapse.back_to))
 
     def left_out_step(self, trainer: Trainer, reason: str, count: int) -> None:
         self._console.print(f"warning: left out, {count} in all: {reason}", markup=False)
 
     def ended(self, trainer: Trainer) -> None:
         self._bar.stop()
+
+
+def _steps_before(trainer: Trainer, epoch: int) -> int:
+    """Updates of the epochs before one."""
+    return sum(map(trainer.steps_in, range(epoch)))

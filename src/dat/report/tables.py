@@ -55,6 +55,8 @@ def runs_table(results: Sequence[dict[str, Any]]) -> None:
     columns = dict(RUN_COLUMNS)
     if not any("aa" in result for result in results):
         del columns["aa"]
+    if any(result.get("last_batch") not in (None, result.get("batch")) for result in results):
+        columns["last_batch"] = "Last batch"
     if any(result.get("protocol", "dense") != "dense" for result in results):
         columns |= {"bits": "Bits", "protocol": "Protocol"}
     if any("ema_ra" in result for result in results):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dat.attacks import PGD
-from dat.comm import check_team
+from dat.comm import NORMS, check_team
 from dat.fields import SettingError
 
 if TYPE_CHECKING:
@@ -25,13 +25,22 @@ def check(trainer: Trainer) -> None:
     trainer.protocol.check(trainer.quantizer, trainer.world.size)
     check_team(trainer.world.size, trainer.team)
     trainer.objective.check_team(trainer.team)
-    if trainer.compute.recompute and trainer.team > 1:
-        raise ValueError(
-            "compute.recompute: not for teams, as their batch norms meet; use train.team = 1"
-        )
+    _check_norms(trainer)
     _check_labels(trainer)
     if isinstance(trainer.attack, PGD):
         _check_pgd(trainer.attack, trainer)
+
+
+def _check_norms(trainer: Trainer) -> None:
+    if trainer.bn not in NORMS:
+        raise ValueError(f"bn = {trainer.bn!r}: must be one of {', '.join(NORMS)}")
+    if trainer.ghost < 2:
+        raise ValueError(f"ghost = {trainer.ghost}: must be at least 2")
+    if trainer.bn == "ghost" and trainer.team > 1:
+        raise SettingError(
+            f"train.bn = ghost: a team's copies of an image are one batch, and train.team = "
+            f"{trainer.team}; use local or sync"
+        )
 
 
 def _check_labels(trainer: Trainer) -> None:

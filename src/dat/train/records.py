@@ -41,6 +41,8 @@ class EpochRecord(NamedTuple):
     """The part of T in which a worker attacks, on average."""
     update_seconds: float = 0.0
     """The part of T in which a worker updates the weights, the exposed part of C included."""
+    batch: int | None = None
+    """The global batch of its updates."""
     holdout_ta: float | None = None
     holdout_ra: float | None = None
     ema_ta: float | None = None

@@ -16,6 +16,7 @@ from dat.attacks import PGD, Free
 from dat.comm import Traffic
 from dat.train import checkpoint
 from dat.train.checkpoint import Refused, Tensors
+from dat.train.growth import Growth
 from dat.train.records import EpochRecord, Tally
 from dat.train.sentinel import Collapse, Snapshot
 
@@ -36,6 +37,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     return {
         "workers": trainer.world.size,
         "batch": trainer.batch,
+        "growth": [list(trainer.growth.at), trainer.growth.by],
         "samples": trainer.samples,
         "updates": trainer.updates,
         "discarded_seconds": trainer.discarded_seconds,
@@ -121,6 +123,7 @@ class Resumption:
                 f"{self.place}: is of a run on {state['samples']} images in batches of "
                 f"{state['batch']}, not {trainer.samples} and {trainer.batch}"
             )
+        self._check_growth(trainer)
         trainer.model.load_state_dict(state["model"])
         trainer.worker.optimizer.load_state_dict(state["optimizer"])
         _lay_out(trainer.worker.optimizer)
@@ -143,6 +146,17 @@ class Resumption:
             self._restore_own(trainer)
         elif trainer.worker.carried and self.own:
             trainer.worker.carried.restore(map(checkpoint.read_own, self.own.values()))
+
+    def _check_growth(self, trainer: Trainer) -> None:
+        """Steps that were taken must be as large as they were; those to come may be others."""
+        at, by = self.state.get("growth", [[], 2])
+        before, epoch = Growth(tuple(at), by), len(self.state["records"])
+        factors = before.factor(epoch), trainer.growth.factor(epoch)
+        if self.state["tally"]["step"] and factors[0] != factors[1]:
+            raise Refused(
+                f"{self.place}: is in the midst of an epoch whose updates take {factors[0]} "
+                f"batches, not {factors[1]}; leave train.grow and train.grow_by as they were"
+            )
 
     def _restore_own(self, trainer: Trainer) -> None:
         path = self.own.get(f"worker-{trainer.world.rank}.safetensors")

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from dat.attacks import PGD, Attack, Free, attack_mode
-from dat.comm import Exchange, Team, Traffic
+from dat.comm import Exchange, Norms, Team, Traffic
 from dat.compute import Engine
-from dat.data import UNLABELLED, Augmentation, Supply, as_floats
+from dat.data import UNLABELLED, Augmentation, Drawn, Supply, as_floats
 from dat.objectives import Batch, Objective, Outcome
 from dat.objectives.base import Network
 from dat.rng import Draws
 from dat.stages import stage, staged
 from dat.threat import ThreatModel
 from dat.train.carried import Carried, Visit
+from dat.train.growth import Growth
 from dat.train.perturbation import WeightAttack
 
 
@@ -68,11 +69,14 @@ class Worker:
     """How the network is computed."""
     team: Team
     """Who has the same images."""
+    norms: Norms
+    """Over which images batch normalisation goes."""
     optimizer: torch.optim.Optimizer
     seed: int = 0
     augmentation: Augmentation = field(default_factory=Augmentation)
     attack_bn: str = "eval"
     weights: WeightAttack = field(default_factory=WeightAttack)
+    growth: Growth = field(default_factory=Growth)
     replayed: list[Tensor] = field(default_factory=list)
     """Free AT: the adversarial images of the last replay."""
     carried: Carried | None = None
@@ -88,11 +92,22 @@ class Worker:
     @staged("data")
     def draw(self, epoch: int, step: int) -> Batch:
         """The worker's share of a global batch."""
-        number, device = step // self.replays, self.exchange.world.device
-        x, y, index, weight = self.supply.draw(epoch, number, device)
+        number, times = step // self.replays, self.growth.factor(epoch)
+        turns = range(number * times, (number + 1) * times)
+        drawn = self.supply.several(epoch, turns, self.exchange.world.device)
+        x, y, index, weight = Drawn.joined(drawn)
         draws = Draws.of(self.seed, "objective", epoch, step, index=index)
         x = as_floats(self.augmentation(x, self._luck(epoch, number, index)))
-        return Batch(self.engine.lay(x), y, draws, self.threat, self.team, weight)
+        return Batch(
+            self.engine.lay(x),
+            y,
+            draws,
+            self.threat,
+            self.team,
+            weight,
+            total=times * self.supply.weight,
+            lengths=tuple(len(it.y) for it in drawn),
+        )
 
     def visit(self, batch: Batch, epoch: int, step: int) -> Visit:
         """When a batch was drawn, and how its images were cut out."""
@@ -113,9 +128,11 @@ class Worker:
             return x_adv.requires_grad_(True)
         model = self.engine.target(eval_mode=self.attack_bn == "eval")
         network = self.engine.cast(model)
-        with attack_mode(model, self.attack_bn), self.team.one_batch(model):
-            pieces = [it for _, it in self.pieces(batch)]
-            found = [self._attacked(network, piece, epoch, step) for piece in pieces]
+        found = []
+        with attack_mode(model, self.attack_bn):
+            for _, piece in self.pieces(batch):
+                with self.norms.over(model, len(piece.y)):
+                    found.append(self._attacked(network, piece, epoch, step))
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _attacked(self, network: Network, batch: Batch, epoch: int, step: int) -> Tensor:
@@ -142,8 +159,17 @@ class Worker:
             self.replayed[:] = [further]
 
     def pieces(self, batch: Batch) -> list[tuple[slice, Batch]]:
-        """What is computed at a time."""
-        cuts = self.engine.pieces(len(batch.y))
+        """What is computed at a time: a grown batch takes no more memory than it did, and batch
+        norms see no more of it."""
+        lengths = batch.lengths or (len(batch.y),)
+        most = self.engine.compute.pieces
+        if most > 1:
+            most = self.norms.fewest(min(most, max(min(lengths), 1)))
+        cuts, first = list[slice](), 0
+        for count in lengths:
+            rows = self.engine.pieces(count, most)
+            cuts += [slice(first + it.start, first + it.stop) for it in rows]
+            first += count
         return [(rows, batch.pick(rows) if len(cuts) > 1 else batch) for rows in cuts]
 
     @staged("update/forward")
@@ -152,22 +178,25 @@ class Worker:
         have had their backward pass as well, and nothing was exchanged."""
         self.optimizer.zero_grad()
         x_adv.grad = None  # that of free AT, from AWP's own pass
-        network, engine = self.engine.cast(self.exchange), self.engine
         *early, (rows, last) = self.pieces(batch)
         done = []
-        with self.team.one_batch(self.exchange.module), engine.updating():
-            for some, piece in early:
-                with self.exchange.silent():
-                    outcome = self.objective.loss(network, piece, x_adv[some])
-                    self.backward(outcome, piece)
-                done.append(Outcome(outcome.loss.detach(), outcome.logits.detach()))
-            done.append(self.objective.loss(network, last, x_adv[rows] if early else x_adv))
+        for some, piece in early:
+            with self.exchange.silent():
+                outcome = self._outcome(piece, x_adv[some])
+                self.backward(outcome, piece)
+            done.append(Outcome(outcome.loss.detach(), outcome.logits.detach()))
+        done.append(self._outcome(last, x_adv[rows] if early else x_adv))
         return done[0] if not early else Outcome(*map(torch.cat, zip(*done, strict=True)))
+
+    def _outcome(self, piece: Batch, x_adv: Tensor) -> Outcome:
+        network, model = self.engine.cast(self.exchange), self.exchange.module
+        with self.norms.over(model, len(piece.y)), self.engine.updating():
+            return self.objective.loss(network, piece, x_adv)
 
     @staged("update/backward")
     def backward(self, outcome: Outcome, batch: Batch) -> None:
         """The worker's share of the gradient of the mean, which the exchange sums up."""
-        ((outcome.loss * batch.weight).sum() / self.supply.weight).backward()
+        ((outcome.loss * batch.weight).sum() / batch.total).backward()
 
 
 def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:

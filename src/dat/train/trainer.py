@@ -14,6 +14,7 @@ from dat.comm import (
     Buckets,
     Default,
     Exchange,
+    Norms,
     Protocol,
     Quantizer,
     Team,
@@ -30,6 +31,7 @@ from dat.threat import ThreatModel
 from dat.train.agreement import check_data, check_replicas
 from dat.train.carried import Carried
 from dat.train.checks import check
+from dat.train.growth import Growth
 from dat.train.perturbation import WeightAttack
 from dat.train.records import EpochRecord, Listener, Tally
 from dat.train.resume import Resumption, Saver
@@ -62,6 +64,8 @@ class Trainer:
     epochs: int = 30
     batch: int = 256
     """The global batch, over all workers."""
+    growth: Growth = field(default_factory=Growth)
+    """From when on an update takes several of them."""
     team: int = 1
     """Workers that have the same images and share out an image's noisy copies."""
     parts: int | None = None
@@ -70,6 +74,10 @@ class Trainer:
     loaders: int | None = None
     """Processes that decode pictures; none: this worker's share of the cores."""
     attack_bn: str = "eval"
+    bn: str = "local"
+    """Over which images batch normalisation goes: those of a worker's share, `sync`: of all
+    workers' shares, or `ghost`: of a share, `ghost` at a time."""
+    ghost: int = 32
     compute: Compute = field(default_factory=Compute)
     """How the network is computed on this machine."""
     selection: Attack = field(default_factory=PGD)
@@ -114,6 +122,7 @@ class Trainer:
             random_crops=self.augmentation.kind == "resized-crop",
         )
         self.supply = supply(self.data, self.unlabelled, self.mix, dealing)
+        self.growth.check(self.epochs, self.batch, self.supply.steps)
         judging = {"threat": self.threat, "attack": self.selection, "seed": self.seed}
         held = self.holdout
         self._held = None if held is None else HeldOut.of(held, self.world, **judging)
@@ -164,7 +173,10 @@ class Trainer:
             quantizer=self.quantizer,
             protocol=self.protocol,
             seed=self.seed,
+            norms_meet=self.bn == "sync",
         )
+        team = Team(self.world, self.team, exchange.ledger)
+        norms = Norms.of(self.bn, team, world=self.world, ledger=exchange.ledger, group=self.ghost)
         check_data(self.supply, self.batch, self.world)
         self._averaged = EMA(self.model, self.ema) if self.ema else None
         self.worker = Worker(
@@ -174,12 +186,14 @@ class Trainer:
             objective=self.objective,
             exchange=exchange,
             engine=self.engine,
-            team=Team(self.world, self.team, exchange.ledger),
+            team=team,
+            norms=norms,
             optimizer=self._minimiser,
             seed=self.seed,
             augmentation=self.augmentation,
             attack_bn=self.attack_bn,
             weights=self.weight_attack,
+            growth=self.growth,
             carried=self._carried(self.attack),
             stopping=self.stopping,
         )
@@ -189,9 +203,19 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """Updates in an epoch."""
+        """Updates in the current epoch."""
+        return self.steps_in(len(self.records))
+
+    def steps_in(self, epoch: int) -> int:
+        """Updates in an epoch, counted from 0. Batches that do not make up a whole update are left
+        out, other ones in every epoch."""
         attack = self.worker.attack if hasattr(self, "worker") else self.attack
-        return self.supply.steps * (attack.replays if isinstance(attack, Free) else 1)
+        updates = self.supply.steps // self.growth.factor(epoch)
+        return updates * (attack.replays if isinstance(attack, Free) else 1)
+
+    def batch_in(self, epoch: int) -> int:
+        """Images in an update of an epoch, counted from 0."""
+        return self.batch * self.growth.factor(epoch)
 
     def fit(self, resume: Resumption | None = None) -> list[EpochRecord]:
         """Train; afterwards `model` holds the last weights and `best_model` the best.
@@ -222,6 +246,7 @@ class Trainer:
                     continue
                 record = EpochRecord(
                     epoch=epoch + 1,
+                    batch=self.batch_in(epoch),
                     **trained,
                     **self._keep(epoch, measured),
                     trust_ratios=self.trust_ratios() or None,
@@ -295,7 +320,7 @@ class Trainer:
     def _train(self, epoch: int) -> dict[str, Any] | None:
         """The steps of an epoch, and what they came to; none if all of it was undone."""
         self.model.train()
-        tally, steps = self.tally, self.steps
+        tally, steps = self.tally, self.steps_in(epoch)
         if tally.step == 0 and epoch:
             with seeded(self.world.device, self.seed, "engine"):
                 self.worker = replace(self.worker, engine=self.worker.engine.checked())
