@@ -357,6 +357,30 @@ def test_a_run_knows_where_its_data_is(
     assert call(capsys, "evaluate", "../out")[0] == 0
 
 
+def test_a_folder_without_permission_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    code, _, err = call(capsys, "train", "digits", *TINY)
+    assert code == 2
+    assert err == (
+        f"error: runs/digits: no permission to write in {tmp_path}: choose another --out\n"
+    )
+
+
+def test_an_error_of_the_system_has_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    code, _, err = call(capsys, "new", str(tmp_path / "mine"))
+    assert code == 2
+    assert err == f"error: {tmp_path / 'mine'}: Permission denied\n"
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
 def test_wrong_number_of_workers(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call(capsys, "train", "digits", f"--workers={text}")

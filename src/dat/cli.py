@@ -69,14 +69,21 @@ def _fail(error: Exception) -> int:
         traceback.print_exc()
         return FAILED
     if rank == getattr(error, "speaker", 0):
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_told(error)}", file=sys.stderr)
     elif is_lost(error) or getattr(error, "everywhere", False):
         time.sleep(1)
     else:
-        print(f"error: worker {rank}: {error}", file=sys.stderr)
+        print(f"error: worker {rank}: {_told(error)}", file=sys.stderr)
     if is_lost(error):
         return FAILED
     return DIVERGED if isinstance(error, ArithmeticError) else BAD_INPUT
+
+
+def _told(error: Exception) -> str:
+    """An error of the system as its file and what is wrong with it, without a number."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def is_lost(error: Exception) -> bool:

@@ -29,7 +29,7 @@ def find_callable(name: str, *, what: str) -> Callable[..., Any]:
     except ImportError as error:
         raise ValueError(
             f"{what} = {name!r}: cannot import {module_name} ({error}); "
-            f"put it in {here} or install it"
+            f"start dat in the folder that has it, put it in {here} or install it"
         ) from error
     except Exception as error:  # the user's module does whatever it does
         raise ValueError(f"{what} = {name!r}: {_told(error)}") from error

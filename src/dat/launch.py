@@ -51,20 +51,23 @@ def launch(
     """Run `dat COMMAND` on M local workers; the exit code of the first that failed, or 0.
 
     When a worker dies all are started again, so many times, and find where to go on themselves;
-    after that the `hint` says what a person can do. A worker's `log` is named when it dies.
+    after that, or after Ctrl-C, the `hint` says what a person can do. A worker's `log` is named
+    when it dies.
     """
     for number in range(restarts + 1):
         code, reason, rank = _launch(workers, command, number)
+        if code == 0 or code in FINAL:
+            return code
+        if not reason:
+            break
         if reason != TOLD and (file := log(rank)) and file.is_file():
             reason = f"{reason} (its log: {file})"
-        if code == 0 or code in FINAL or not reason:
-            return code
         left = restarts - number
         more = f"; starting again from the last checkpoint ({left - 1} left)" if left else ""
         if more or reason != TOLD:
             print(f"error: {reason}{more}", file=sys.stderr)
     if advice := hint():
-        print(advice, file=sys.stderr)
+        print(f"when that is mended, {advice}" if reason else advice, file=sys.stderr)
     return code
 
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -81,15 +81,16 @@ def test_more_workers_than_images(tmp_path: Path) -> None:
     assert done.stderr == "error: 3 workers for 2 training images: use fewer workers\n"
 
 
-def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
-    with endless_run(tmp_path) as launcher:
+def test_ctrl_c_leaves_no_process_and_starts_none(tmp_path: Path) -> None:
+    with endless_run(tmp_path, restarts=2) as launcher:
         workers = children(launcher.pid)
         assert len(workers) == 2
+        wait_for(lambda: any((tmp_path / "out" / "checkpoints").glob("[0-9]*")), launcher)
         os.killpg(launcher.pid, signal.SIGINT)  # what a terminal does
         _, said = launcher.communicate(timeout=60)
         assert launcher.returncode == 130
         assert "Traceback" not in said
-        assert "error: interrupted by SIGINT" in said
+        assert said == "error: interrupted by SIGINT\ngo on with: dat train --resume out\n"
         assert gone(workers)
 
 
@@ -174,10 +175,10 @@ def test_without_an_agent_the_others_name_the_one_that_is_gone(
 
 
 @contextmanager
-def endless_run(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def endless_run(folder: Path, *words: str, restarts: int = 0) -> Iterator[subprocess.Popen[str]]:
     """Two workers that train until they are stopped, seen to have finished an epoch."""
     command = [*DAT, "train", "digits", *ENDLESS, *words, "--workers", "2", "--quiet"]
-    command += ["--restarts", "0"]
+    command += ["--restarts", str(restarts)]
     launcher = subprocess.Popen(
         [*command, "--out", "out"],
         cwd=folder,
@@ -197,8 +198,13 @@ def endless_run(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for_an_epoch(run: Path, process: subprocess.Popen[str] | Forked) -> None:
-    metrics, patience = run / "metrics.jsonl", time.monotonic() + 120
-    while not (metrics.exists() and metrics.stat().st_size):
+    metrics = run / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+
+
+def wait_for(seen: Callable[[], bool], process: subprocess.Popen[str] | Forked) -> None:
+    patience = time.monotonic() + 120
+    while not seen():
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < patience
         time.sleep(0.1)

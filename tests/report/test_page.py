@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from dat.report.page import write_page, write_plots
 from dat.report.page.gather import gather
-from dat.report.page.svg import Axis, decades, nice
+from dat.report.page.svg import Axis, decades, line_chart, nice, stacked_chart
 from dat.report.page.tables import confusions, settings
+from dat.report.plots import Chart, Stack
 from tests.report.runs import EPOCHS, config, make_run, result
 
 VOID = {"meta", "link", "img", "line", "rect", "circle", "polyline"}
@@ -220,3 +221,10 @@ def test_an_axis_keeps_the_order(one: float, other: float, log: bool) -> None:
         assert axis(one) <= axis(other)
     assert axis(0.1) == 0 and axis(10) == 100
     assert not log or math.isclose(axis(1), 50)
+
+
+def test_axes_say_what_they_show() -> None:
+    line = line_chart(Chart({"a": ([1, 2], [3, 4])}, "epoch", "RA (%)"), "ra")
+    bars = stacked_chart(Stack([1, 2], {"attack": [3, 4]}, "epoch", "seconds"), "time")
+    assert ">RA (%)</text>" in line and ">seconds</text>" in bars
+    assert ">epoch</text>" in line and ">epoch</text>" in bars

@@ -211,7 +211,7 @@ def _fit(
 
         def hint() -> str:
             saved = any((out / "checkpoints").glob("[0-9]*"))
-            return f"when that is mended, go on with: dat train --resume {out}" if saved else ""
+            return f"go on with: dat train --resume {out}" if saved else ""
 
         return launch(
             arguments.workers,

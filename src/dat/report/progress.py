@@ -56,6 +56,7 @@ class Progress(Listener):
 
     def __init__(self, title: str = "training") -> None:
         self._console = Console(stderr=True, highlight=False)
+        self._console.soft_wrap = not self._console.is_terminal  # in a file an epoch is one line
         self._title = title
         self._state = ""
         self._bar = _bar(self._console, short=self._console.width < WIDE)

@@ -1,4 +1,4 @@
-"""A network of your own. Images come in as floats in [0, 1], already normalised by the run."""
+"""A network of your own. Images come in as floats that the run has normalised."""
 
 from __future__ import annotations
 

@@ -59,7 +59,11 @@ class RunFolder(Listener):
 
     @staticmethod
     def check(path: Path, *, overwrite: bool = False) -> None:
-        """Refuse a folder that holds something, unless it is a run that is to be overwritten."""
+        """Refuse a folder that cannot be written, or that holds something, unless it is a run that
+        is to be overwritten."""
+        above = next(it for it in (path, *path.absolute().parents) if it.exists())
+        if not os.access(above, os.W_OK):
+            raise ValueError(f"{path}: no permission to write in {above}: choose another --out")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             is_run = (path / CONFIG).is_file()
             if not (overwrite and is_run):

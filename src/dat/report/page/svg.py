@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dat.report.plots import Chart, Heat, Stack
 
 WIDTH, HEIGHT = 440, 260
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 40
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 24, 40
 MARKED = 60
 """With more points on a line they are not marked one by one."""
 COLOURS = 8
@@ -176,6 +176,7 @@ def _frame(
     grid.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{foot}" y2="{foot}"/>')
     middle = (LEFT + right) / 2
     grid.append(f'<text class="mid" x="{middle}" y="{HEIGHT - 6}">{escape(x_axis)}</text>')
+    grid.append(f'<text x="{LEFT}" y="12">{escape(y_axis)}</text>')
     return _svg(name, f"{y_axis} over {x_axis}", [*grid, *drawn], (WIDTH, HEIGHT))
 
 

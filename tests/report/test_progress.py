@@ -1,0 +1,37 @@
+"""What a run says while it runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dat.attacks import FGSM
+from dat.comm import World
+from dat.data import ImageData
+from dat.optim import LAMB
+from dat.report.progress import Progress
+from dat.threat import ThreatModel
+from dat.train import Trainer
+
+
+def test_in_a_file_an_epoch_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    images, labels = torch.rand(32, 8, 8), torch.arange(32) % 2
+    with World.join() as world:
+        Trainer(
+            model=nn.Sequential(nn.Flatten(), nn.Linear(64, 2)),
+            data=ImageData.of(images, labels),
+            threat=ThreatModel(eps=0.1),
+            attack=FGSM(),
+            optimizer=LAMB(lr=0.01),
+            epochs=2,
+            batch=16,
+            world=world,
+            listeners=[Progress("runs/mine")],
+        ).fit()
+    said = [line.split()[:2] for line in capsys.readouterr().err.splitlines()]
+    assert [first for first, _ in said] == ["runs/mine:", "computes:", "epoch", "epoch"]
+    assert [second for _, second in said[2:]] == ["1/2", "2/2"]
