@@ -1,0 +1,8 @@
+"""The same run on many nodes: what torchrun, SLURM and Kubernetes are given to start it."""
+
+from dat.clusters.job import Job
+from dat.clusters.kubernetes import KINDS, manifest
+from dat.clusters.slurm import Queue, script
+from dat.clusters.torchrun import commands
+
+__all__ = ["KINDS", "Job", "Queue", "commands", "manifest", "script"]

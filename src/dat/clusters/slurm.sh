@@ -1,0 +1,46 @@
+#!/bin/bash
+@DIRECTIVES@
+
+# One torchrun a node. Before its time is up, or when it is preempted, this shell is told (SIGTERM),
+# has the workers save a checkpoint, and puts the job back into the queue; then it goes on from
+# there. `sbatch` this file again to go on with a run that was cancelled.
+
+set -uo pipefail
+run=@OUT@
+train=(@TRAIN@)
+@VARIABLES@
+if [[ -f $run/result.json ]]; then
+    echo "$run is complete"
+    exit 0
+fi
+for checkpoint in "$run"/checkpoints/[0-9]*; do
+    [[ -d $checkpoint ]] && train=(train --resume "$run")
+done
+host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+
+told=no
+stop() {
+    # to torchrun on every node, once: srun itself would kill what it started
+    [[ $told == yes ]] || scancel --signal=TERM "$SLURM_JOB_ID"
+    told=yes
+}
+trap stop TERM
+
+srun --kill-on-bad-exit=1 --ntasks-per-node=1 @TORCHRUN@ \
+    --rdzv-backend c10d --rdzv-endpoint "$host:@PORT@" --rdzv-id "$SLURM_JOB_ID" \
+    -m dat "${train[@]}" &
+step=$!
+wait "$step"
+code=$?
+while kill -0 "$step" 2> /dev/null; do # a signal ends the wait before its time
+    wait "$step"
+    code=$?
+done
+
+if [[ -f $run/result.json ]]; then
+    exit 0
+fi
+if [[ $told == yes ]]; then
+    scontrol requeue "$SLURM_JOB_ID" || echo "go on with: sbatch this file again"
+fi
+exit "$code"
