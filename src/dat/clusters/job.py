@@ -10,6 +10,9 @@ from dat.fields import Settings, setting
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?")
 """What Kubernetes takes for a name, short enough for what is added to it."""
 INTERFACE = re.compile(r"[A-Za-z0-9][\w.@:=^,-]{0,63}|[\^=][\w.,-]{1,63}")
+REJOIN = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Else the agents that are left tell the workers' meeting place once and for all, before a node
+that comes back can hear it, and all of them wait for each other until they give up."""
 HOST = re.compile(r"[A-Za-z0-9]([\w.:-]{0,252}[A-Za-z0-9])?")
 
 
@@ -50,11 +53,13 @@ class Job(Settings):
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the workers' environment says of the network."""
-        if self.interface is None:
-            return {}
-        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-        return dict.fromkeys(names[: 2 if self.gpus else 1], self.interface)
+        """What the environment of torchrun and of its workers says of the network."""
+        found = {REJOIN: "1"}
+        if self.interface is not None:
+            found["GLOO_SOCKET_IFNAME"] = self.interface
+            if self.gpus:
+                found["NCCL_SOCKET_IFNAME"] = self.interface
+        return found
 
 
 def name_of(path: str) -> str:

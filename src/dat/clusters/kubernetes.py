@@ -58,9 +58,8 @@ def _train_job(job: Job, image: str, volume: str | None) -> dict[str, Any]:
         "numNodes": job.nodes,
         "numProcPerNode": job.devices,
         "resourcesPerNode": _resources(job),
+        "env": _environment(job),
     }
-    if job.variables:
-        trainer["env"] = _environment(job)
     spec: dict[str, Any] = {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
     if volume:
         volumes, mounts = _volumes(volume)
@@ -82,9 +81,8 @@ def _pytorch_job(job: Job, image: str, volume: str | None) -> dict[str, Any]:
             "image": image,
             "command": _command(job),
             "resources": _resources(job),
+            "env": _environment(job),
         }
-        if job.variables:
-            container["env"] = _environment(job)
         inside: dict[str, Any] = {"containers": [container]}
         if volume:
             inside["volumes"], container["volumeMounts"] = _volumes(volume)

@@ -46,7 +46,7 @@ def script(job: Job, queue: Queue) -> str:
         "DIRECTIVES": "\n".join(f"#SBATCH {it}" for it in _directives(job, queue)),
         "OUT": shlex.quote(job.out),
         "TRAIN": shlex.join(job.train),
-        "VARIABLES": "\n".join([*exported, ""]) if exported else "",
+        "VARIABLES": "\n".join(exported),
         "TORCHRUN": " ".join(map(str, start)),
         "PORT": str(job.port),
     }

@@ -9,6 +9,7 @@ set -uo pipefail
 run=@OUT@
 train=(@TRAIN@)
 @VARIABLES@
+
 if [[ -f $run/result.json ]]; then
     echo "$run is complete"
     exit 0
@@ -26,7 +27,7 @@ stop() {
 }
 trap stop TERM
 
-srun --kill-on-bad-exit=1 --ntasks-per-node=1 @TORCHRUN@ \
+srun --kill-on-bad-exit=0 --wait=60 --ntasks-per-node=1 @TORCHRUN@ \
     --rdzv-backend c10d --rdzv-endpoint "$host:@PORT@" --rdzv-id "$SLURM_JOB_ID" \
     -m dat "${train[@]}" &
 step=$!

@@ -30,7 +30,6 @@ def commands(job: Job, hosts: Sequence[str]) -> list[list[str]]:
     found = []
     for number, host in enumerate(hosts):
         keeper = ["--rdzv-conf", f"is_host={int(number == 0)}"]
-        variables = [f"{name}={value}" for name, value in job.variables.items()]
-        env = ["env", *variables] if variables else []
+        env = ["env", *(f"{name}={value}" for name, value in job.variables.items())]
         found.append([*env, *start, *keeper, "--local-addr", host, "-m", "dat", *job.train])
     return found
