@@ -36,11 +36,7 @@ SETTINGS = (
     *("evaluate.report=0", "evaluate.attacks=pgd-1", "train.select_steps=1", "train.save_every=5"),
     *("quantizer.bits=8", "comm.timeout=15"),
 )
-PROTOCOLS = {
-    "6 x 1, chunked": ("protocol.name=chunked",),
-    "3 x 2, hybrid": ("protocol.name=hybrid", "protocol.inside=2"),
-}
-Harm = Callable[[Node], None]
+Harm = Callable[[list[Node]], None]
 
 
 def reached(run: Path) -> int:
@@ -58,7 +54,7 @@ def home(folder: Path, number: int) -> Path:
 
 
 def run(name: str, settings: tuple[str, ...], folder: Path, harm: Harm | None) -> dict[str, Any]:
-    """Train on six nodes; halfway something happens to the last one."""
+    """Train on six nodes; halfway something happens."""
     steps = int(settings[-1].partition("=")[2]) * (1617 // 96)
     out, start, lost = folder / name, time.perf_counter(), 0
     job = Job(settings=settings, nodes=NODES, name=name, out=str(out), interface="eth0", gpus=False)
@@ -69,7 +65,7 @@ def run(name: str, settings: tuple[str, ...], folder: Path, harm: Harm | None) -
             while any(node.service.poll() is None for node in nodes):
                 if harm and reached(out) >= steps // 2:
                     lost = reached(out)
-                    harm(nodes[-1])
+                    harm(nodes)
                     harm = None
                 time.sleep(0.05)
             codes = [node.service.returncode for node in nodes]
@@ -91,14 +87,32 @@ def begin(job: Job, hosts: list[Host], folder: Path) -> list[Node]:
     ]
 
 
-def kill(node: Node) -> None:
-    node.kill()
+def kill_last(nodes: list[Node]) -> None:
+    nodes[-1].kill()
 
 
-def cut_off(node: Node) -> None:
-    node.cut_off()
+def kill_first(nodes: list[Node]) -> None:
+    """It keeps the store by which the agents meet."""
+    nodes[0].kill()
+
+
+def cut_off(nodes: list[Node]) -> None:
+    nodes[-1].cut_off()
     time.sleep(AWAY)
-    node.mend()
+    nodes[-1].mend()
+
+
+PLAN: dict[str, tuple[tuple[str, ...], dict[str, Harm]]] = {
+    "chunked": (
+        ("protocol.name=chunked",),
+        {"last node killed": kill_last, "last node cut off": cut_off},
+    ),
+    "hybrid": (
+        ("protocol.name=hybrid", "protocol.inside=2"),
+        {"first node killed": kill_first},
+    ),
+}
+"""Six nodes of a worker each, which `hybrid` takes for three of two."""
 
 
 def same(one: Path, other: Path) -> bool:
@@ -110,20 +124,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=6)
     epochs = f"train.epochs={parser.parse_args().epochs}"
-    harms: dict[str, Harm | None] = {"undisturbed": None, "killed": kill, "cut-off": cut_off}
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         words = ["data", "shard", "digits", "--parts", str(NODES), "--out", str(folder / "parts")]
         subprocess.run([sys.executable, "-m", "dat", *words], check=True, capture_output=True)
-        for way, protocol in PROTOCOLS.items():
-            first = way.split(",")[1].strip()
-            for what, harm in harms.items():
-                if first == "hybrid" and what == "cut-off":
-                    continue
-                name = f"{first}-{what}"
+        for way, (protocol, harms) in PLAN.items():
+            for what, harm in {"undisturbed": None, **harms}.items():
+                name = f"{way}-{what}".replace(" ", "-")
                 row = run(name, (*SETTINGS, *protocol, epochs), folder, harm)
-                row["identical"] = same(folder / f"{first}-undisturbed", folder / name)
+                row["identical"] = same(folder / f"{way}-undisturbed", folder / name)
                 found[f"{way}: {what}"] = row
     lines = [
         [

@@ -188,6 +188,9 @@ case $1 in
     requeue) echo "$2" >> requeued ;;
 esac
 """
+SQUEUE = """#!/bin/bash
+echo RUNNING
+"""
 SCANCEL = """#!/bin/bash
 echo "$@" >> cancelled
 kill -TERM $(cat tasks)
@@ -198,7 +201,7 @@ def test_a_script_is_stopped_requeued_and_goes_on(tmp_path: Path) -> None:
     """The real script and the real torchrun on two "nodes"; SLURM's commands are stand-ins."""
     from tests.faults.test_death import SETTINGS, reached, wait_for
 
-    tools = {"srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL}
+    tools = {"srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL, "squeue": SQUEUE}
     (tmp_path / "bin").mkdir()
     torchrun = f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -m torch.distributed.run "$@"\n'
     for name, text in (tools | {"torchrun": torchrun}).items():
@@ -232,7 +235,8 @@ def test_a_script_is_stopped_requeued_and_goes_on(tmp_path: Path) -> None:
         first.terminate()  # the shell alone, as --signal=B:TERM has it
         first.communicate(timeout=120)
         assert (tmp_path / "requeued").read_text().split() == [str(os.getpid())]
-        assert (tmp_path / "cancelled").read_text().split() == ["--signal=TERM", str(os.getpid())]
+        cancelled = (tmp_path / "cancelled").read_text().split()
+        assert cancelled == ["--signal=TERM", "--state=RUNNING", str(os.getpid())]
         saved = reached(tmp_path / "my run")
         assert first.returncode != 0 and 6 <= saved < 3 * 26
     finally:

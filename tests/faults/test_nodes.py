@@ -65,13 +65,13 @@ def test_a_killed_node_comes_back_and_nothing_differs(hosts: list[Host], tmp_pat
         def told() -> str:
             return "\n".join(node.log.read_text() for node in nodes)
 
-        end = time.monotonic() + 300
+        end = time.monotonic() + 600
         while reached(out) < 9:
             assert time.monotonic() < end and nodes[0].service.poll() is None, told()
             time.sleep(0.05)
         assert nodes[-1].kill() == 2
         for node in nodes:
-            assert node.service.wait(timeout=300) == 0, told()
+            assert node.service.wait(timeout=600) == 0, told()
     finally:
         for node in nodes:
             node.close()

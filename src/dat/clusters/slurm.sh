@@ -21,9 +21,13 @@ host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 told=no
 stop() {
-    # to torchrun on every node, once: srun itself would kill what it started
-    [[ $told == yes ]] || scancel --signal=TERM "$SLURM_JOB_ID"
-    told=yes
+    # if it is SLURM that ends the job, all have been told already and it requeues by itself
+    state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
+    if [[ $told == no && $state == RUNNING ]]; then
+        told=yes
+        # to torchrun on every node, not to srun, which would kill what it started
+        scancel --signal=TERM --state=RUNNING "$SLURM_JOB_ID"
+    fi
 }
 trap stop TERM
 
