@@ -31,8 +31,16 @@ from dat.bench.nodes import Node
 from dat.clusters import Job, commands
 
 NODES, LINK, AWAY = 6, "1gbit", 20.0
+IMAGES, BATCH = 1293, 96
+"""Of the digits, without the test set and what is held out."""
 SETTINGS = (
-    *("data.name=parts", "model.width=8", "attack.steps=2", "train.batch=96", "comm.threads=1"),
+    *(
+        "data.name=parts",
+        "model.width=8",
+        "attack.steps=2",
+        f"train.batch={BATCH}",
+        "comm.threads=1",
+    ),
     *("evaluate.report=0", "evaluate.attacks=pgd-1", "train.select_steps=1", "train.save_every=5"),
     *("quantizer.bits=8", "comm.timeout=15"),
 )
@@ -55,7 +63,7 @@ def home(folder: Path, number: int) -> Path:
 
 def run(name: str, settings: tuple[str, ...], folder: Path, harm: Harm | None) -> dict[str, Any]:
     """Train on six nodes; halfway something happens."""
-    steps = int(settings[-1].partition("=")[2]) * (1617 // 96)
+    steps = int(settings[-1].partition("=")[2]) * (IMAGES // BATCH)
     out, start, lost = folder / name, time.perf_counter(), 0
     job = Job(settings=settings, nodes=NODES, name=name, out=str(out), interface="eth0", gpus=False)
     nodes: list[Node] = []

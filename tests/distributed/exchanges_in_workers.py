@@ -208,7 +208,7 @@ def layouts(world: World) -> Any:
             traffic = ledger.close()
             simulation = Simulation(quantizer, protocol, world.size)
             expected = [simulation.sum(step) for step in range(STEPS)]
-            exact = sum(gradient(rank, 1).double() for rank in range(world.size))
+            exact = torch.stack([gradient(rank, 1).double() for rank in range(world.size)]).sum(0)
             seen[f"{inside} {name}"] = {
                 "digest": digest(torch.cat(results)),
                 "error": float((torch.stack(results) - torch.stack(expected)).abs().max()),
@@ -244,7 +244,7 @@ def right_on_average(world: World) -> Any:
         found.append(reducer.sum(0, gradient(world.rank, 0)[:256], [Slot((256,), 0)]).wait())
     reducer.close()
     draws = torch.stack(found).double()
-    exact = sum(gradient(rank, 0)[:256].double() for rank in range(world.size))
+    exact = torch.stack([gradient(r, 0)[:256].double() for r in range(world.size)]).sum(0)
     error = draws.std(0).clamp(min=1e-12) / times**0.5
     return float(((draws.mean(0) - exact) / error).square().mean())
 

@@ -1,9 +1,10 @@
 #!/bin/bash
 @DIRECTIVES@
 
-# One torchrun a node. Before its time is up, or when it is preempted, this shell is told (SIGTERM),
-# has the workers save a checkpoint, and puts the job back into the queue; then it goes on from
-# there. `sbatch` this file again to go on with a run that was cancelled.
+# One torchrun a node. Before its time is up this shell is told (SIGTERM) and tells the workers, who
+# save a checkpoint and leave. A job that has come further is put back into the queue and goes on from
+# there; one that has not would only fail again. `sbatch` this file again to go on with a run that
+# was cancelled.
 
 set -uo pipefail
 run=@OUT@
@@ -14,16 +15,24 @@ if [[ -f $run/result.json ]]; then
     echo "$run is complete"
     exit 0
 fi
-for checkpoint in "$run"/checkpoints/[0-9]*; do
-    [[ -d $checkpoint ]] && train=(train --resume "$run")
-done
+last_checkpoint() {
+    local checkpoint last=none
+    for checkpoint in "$run"/checkpoints/[0-9]*; do
+        [[ -d $checkpoint ]] && last=$checkpoint
+    done
+    echo "$last"
+}
+is_running() { # not being cancelled, nor requeued by SLURM itself
+    [[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]]
+}
+begun=$(last_checkpoint)
+[[ $begun == none ]] || train=(train --resume "$run")
 host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 told=no
 stop() {
-    # if it is SLURM that ends the job, all have been told already and it requeues by itself
-    state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
-    if [[ $told == no && $state == RUNNING ]]; then
+    # if it is SLURM that ends the job, all have been told already
+    if [[ $told == no ]] && is_running; then
         told=yes
         # to torchrun on every node, not to srun, which would kill what it started
         scancel --signal=TERM --state=RUNNING "$SLURM_JOB_ID"
@@ -45,7 +54,7 @@ done
 if [[ -f $run/result.json ]]; then
     exit 0
 fi
-if [[ $told == yes ]]; then
+if is_running && [[ $told == yes || $(last_checkpoint) != "$begun" ]]; then
     scontrol requeue "$SLURM_JOB_ID" || echo "go on with: sbatch this file again"
 fi
 exit "$code"
