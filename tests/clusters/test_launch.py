@@ -26,12 +26,10 @@ JOB = Job(recipe="my.yaml", settings=("attack.steps=5",), nodes=6, devices=6, na
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    try:
-        code = int(main(list(words)) or 0)
-    except SystemExit as end:
-        code = int(end.code or 0)
+    with pytest.raises(SystemExit) as end:
+        main(list(words))
     said = capsys.readouterr()
-    return code, said.out, said.err
+    return int(end.value.code or 0), said.out, said.err
 
 
 def test_the_script_is_one_that_bash_accepts(tmp_path: Path) -> None:
@@ -188,35 +186,62 @@ case $1 in
     requeue) echo "$2" >> requeued ;;
 esac
 """
-SQUEUE = """#!/bin/bash
-echo RUNNING
-"""
 SCANCEL = """#!/bin/bash
 echo "$@" >> cancelled
 kill -TERM $(cat tasks)
 """
 
 
+def stand_ins(folder: Path, torchrun: str, state: str = "RUNNING") -> dict[str, str]:
+    """SLURM's commands and torchrun, and the environment of a job that finds them."""
+    tools = {"srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL}
+    tools |= {"squeue": f"#!/bin/bash\necho {state}\n", "torchrun": torchrun}
+    (folder / "bin").mkdir()
+    for name, text in tools.items():
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    return os.environ | {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_JOB_NODELIST": "both",
+    }
+
+
+@pytest.mark.parametrize(
+    ("does", "state", "requeued", "code"),
+    [
+        ("mkdir -p 'my run/checkpoints/00000007'; exit 1", "RUNNING", True, 1),  # told by SLURM
+        ("mkdir -p 'my run/checkpoints/00000007'; exit 1", "COMPLETING", False, 1),  # cancelled
+        ("exit 1", "RUNNING", False, 1),  # it came no further
+        ("mkdir -p 'my run'; touch 'my run/result.json'", "RUNNING", False, 0),
+    ],
+)
+def test_only_a_job_that_came_further_is_requeued(
+    tmp_path: Path, does: str, state: str, requeued: bool, code: int
+) -> None:
+    environment = stand_ins(tmp_path, f'#!/bin/bash\necho "$@" >> words\n{does}\n', state)
+    (tmp_path / "my run" / "checkpoints" / "00000005").mkdir(parents=True)
+    text = script(Job(nodes=2, out="my run"), Queue())
+    done = subprocess.run(
+        ["bash", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / "requeued").exists() == requeued
+    first, second = (tmp_path / "words").read_text().splitlines()
+    assert first == second and first.endswith("-m dat train --resume my run")
+
+
 def test_a_script_is_stopped_requeued_and_goes_on(tmp_path: Path) -> None:
     """The real script and the real torchrun on two "nodes"; SLURM's commands are stand-ins."""
     from tests.faults.test_death import SETTINGS, reached, wait_for
 
-    tools = {"srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL, "squeue": SQUEUE}
-    (tmp_path / "bin").mkdir()
     torchrun = f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -m torch.distributed.run "$@"\n'
-    for name, text in (tools | {"torchrun": torchrun}).items():
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
+    environment = stand_ins(tmp_path, torchrun)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     job = Job(settings=SETTINGS, nodes=2, out="my run", interface="lo", port=port, gpus=False)
     (tmp_path / "job.sh").write_text(script(job, Queue()))
-    environment = os.environ | {
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_JOB_NODELIST": "both",
-    }
 
     def submit() -> subprocess.Popen[str]:
         return subprocess.Popen(
