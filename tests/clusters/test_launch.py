@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -18,7 +19,7 @@ import pytest
 import yaml
 
 from dat.cli import main
-from dat.clusters import Job, Queue, commands, manifest, script
+from dat.clusters import Job, Queue, commands, manifest, ray_script, script
 from dat.clusters.job import name_of
 
 EVIL = "runs/it's $(touch owned) `touch owned` \"; touch owned # ä"
@@ -58,6 +59,10 @@ def test_what_a_user_names_is_no_code(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", told], cwd=tmp_path, capture_output=True, check=True)
     assert done.stdout.decode().split("\0")[:-1] == [EVIL, *job.train]
     assert list(tmp_path.iterdir()) == []
+    names: dict[str, Any] = {}
+    (line,) = [it for it in ray_script(job).splitlines() if it.startswith("JOB = ")]
+    exec(f"import json\n{line}", names)
+    assert (names["JOB"]["out"], names["JOB"]["settings"]) == (EVIL, list(job.settings))
     made = yaml.safe_load(manifest(job, "dat:1"))
     assert made["spec"]["trainer"]["command"][-len(job.train) :] == job.train
 
@@ -166,6 +171,22 @@ def test_bad_input_is_told_in_a_line(
     code, _, err = call(capsys, "launch", *words.split())
     assert code == 2 and message in err, err
     assert len(err.splitlines()) == 1
+
+
+def test_a_recipe_under_ray(tmp_path: Path) -> None:
+    """Two workers; then once more, which is refused."""
+    if importlib.util.find_spec("ray") is None:
+        compile(ray_script(Job()), "job.py", "exec")
+        pytest.skip("needs pip install ray[train]; only compiled")
+    settings = ("train.epochs=1", "model.width=4", "attack.steps=1", "evaluate.attacks=pgd-1")
+    job = Job(settings=(*settings, "evaluate.report=0"), nodes=2, out="run", gpus=False)
+    (tmp_path / "job.py").write_text(ray_script(job))
+    command = [sys.executable, "job.py"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["workers"] == 2
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == 1 and "run is complete" in again.stderr
 
 
 SRUN = """#!/bin/bash

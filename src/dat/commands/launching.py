@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     launch = commands.group(
         "launch",
-        "write what torchrun, SLURM or Kubernetes need to start a run on many nodes",
+        "write what torchrun, SLURM, Kubernetes or Ray need to start a run on many nodes",
         "Write what a cluster needs to start a run: the same recipe on many nodes.",
     )
     torchrun = launch.add(
@@ -64,6 +64,15 @@ def add(commands: Commands) -> None:
     kubernetes.add_argument(
         "--volume", metavar="CLAIM", help="a persistent volume claim, mounted at /runs"
     )
+
+    ray = launch.add(
+        "ray",
+        _ray,
+        "write a script that trains under Ray Train",
+        "  dat launch ray my.yaml --nodes 6 --devices 6 --out /shared/runs/mine --file job.py",
+    )
+    _nodes_argument(ray)
+    _job_arguments(ray)
 
 
 def _nodes_argument(parser: argparse.ArgumentParser) -> None:
@@ -139,6 +148,13 @@ def _slurm(arguments: argparse.Namespace, words: list[str]) -> int:
     queue = Queue(**{name: getattr(arguments, name) for name in names})
     text = script(_job(arguments, arguments.nodes), queue)
     return _deliver(text, arguments, f"start it with sbatch {shlex.quote(str(arguments.file))}")
+
+
+def _ray(arguments: argparse.Namespace, words: list[str]) -> int:
+    from dat.clusters import ray_script
+
+    text = ray_script(_job(arguments, arguments.nodes))
+    return _deliver(text, arguments, f"start it with python {shlex.quote(str(arguments.file))}")
 
 
 def _kubernetes(arguments: argparse.Namespace, words: list[str]) -> int:
