@@ -11,6 +11,7 @@ in a few bits, and the result is that of `dat train --workers 2`.
 from __future__ import annotations
 
 import logging
+import tempfile
 from typing import Any
 
 import ray
@@ -48,21 +49,27 @@ def work(settings: dict[str, Any]) -> None:
     found = dat.evaluate(trainer.model, test, threat=threat, attack=dat.PGD(steps=10))
     weights = sum(float(it.detach().double().abs().sum()) for it in trainer.model.parameters())
     all_weights = trainer.world.gather(torch.tensor(weights, dtype=torch.float64)).tolist()
-    train.report(
-        {
-            "ta": found.ta,
-            "ra": found.ra,
-            "workers": trainer.world.size,
-            "replicas": len(set(all_weights)),
-        }
-    )
+    metrics = {"ta": found.ta, "ra": found.ra, "workers": trainer.world.size}
+    metrics["replicas"] = len(set(all_weights))
+    with tempfile.TemporaryDirectory() as folder:  # Ray keeps figures that come with a checkpoint
+        torch.save(trainer.model.state_dict(), f"{folder}/model.pt")
+        saved = train.Checkpoint.from_directory(folder) if trainer.world.first else None
+        train.report(metrics, checkpoint=saved)
 
 
 def main(epochs: int = 8) -> None:
     ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR)
-    scaling = train.ScalingConfig(num_workers=2, use_gpu=False)
-    job = TorchTrainer(work, train_loop_config={"epochs": epochs}, scaling_config=scaling)
-    found = job.fit().metrics
+    with tempfile.TemporaryDirectory() as folder:
+        found = (
+            TorchTrainer(
+                work,
+                train_loop_config={"epochs": epochs},
+                scaling_config=train.ScalingConfig(num_workers=2, use_gpu=False),
+                run_config=train.RunConfig(storage_path=folder),
+            )
+            .fit()
+            .metrics
+        )
     assert found is not None
     print(f"TA {found['ta']:.1f} %, RA {found['ra']:.1f} % under PGD-10, linf 0.1")
     print(f"workers: {found['workers']}, different replicas: {found['replicas']}")

@@ -134,6 +134,18 @@ def test_the_wire_carries_what_the_ledger_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_hosts")
+def test_what_leaves_a_host_of_several_workers_is_what_was_counted_between(tmp_path: Path) -> None:
+    words = ("--workers", "4", "--inside", "2", "--values", "1e6", "--bits", "8", "--repeats", "1")
+    limits = ("--protocols", "hybrid,chunked,gather,server,ring", "--link", "unshaped")
+    rows = {row["protocol"]: row for row in bench("comm", *words, *limits, cwd=tmp_path)}
+    for row in rows.values():
+        headers = 1 + 66 / 1448
+        counted = row["bytes_between"]
+        assert counted <= row["bytes_interface"] <= 1.02 * headers * counted, row
+    assert rows["hybrid"]["bytes_between"] * 2 == rows["chunked"]["bytes_between"]
+
+
+@pytest.mark.usefixtures("_hosts")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_when_it_is_interrupted(tmp_path: Path, number: signal.Signals) -> None:
     words = ("bench", "comm", "--workers", "2", "--values", "1e6", "--link", "100mbit")

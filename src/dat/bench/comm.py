@@ -153,8 +153,9 @@ def _exchange(
     exchange from a start at the same time; nothing is hidden behind a backward pass."""
     world = reducer.world
     reducer.ledger.close()
+    before = _counter()  # ahead of the meeting: a neighbour on this host may be quicker
     world.meet()
-    before, start = _counter(), time.perf_counter()
+    start = time.perf_counter()
     begins, futures = 0, []
     for number, slots in enumerate(buckets):
         length = sum(slot.length for slot in slots)

@@ -18,8 +18,9 @@ from pathlib import Path
 from dat.bench.link import Host
 
 SERVICE = 'n=0; until "$@"; do n=$((n + 1)); [ $n -lt 9 ] || exit 1; sleep 1; done'
-QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3"
-"""Patience with agents that are gone, for hosts that are near."""
+PATIENCE = "keep_alive_interval=2,keep_alive_max_attempt=10,last_call_timeout=3"
+"""With agents that are silent. Three seconds were too few: on a machine that was busy, agents that
+lived were taken for dead, one after the other, and never all came together."""
 
 
 class Node:
@@ -71,11 +72,11 @@ class Node:
 
 
 def _here(command: Sequence[str]) -> list[str]:
-    """`torchrun` of this very interpreter, and patience for near hosts."""
+    """`torchrun` of this very interpreter, and patience with busy ones."""
     at = list(command).index("torchrun")
     words = [*command[:at], sys.executable, "-m", "torch.distributed.run", *command[at + 1 :]]
     conf = words.index("--rdzv-conf") + 1
-    words[conf] = f"{words[conf]},{QUICK}"
+    words[conf] = f"{words[conf]},{PATIENCE}"
     return [*words[: conf + 1], "--monitor-interval", "0.2", *words[conf + 1 :]]
 
 
