@@ -19,8 +19,8 @@ from dat.bench.link import Host
 
 SERVICE = 'n=0; until "$@"; do n=$((n + 1)); [ $n -lt 9 ] || exit 1; sleep 1; done'
 PATIENCE = "keep_alive_interval=2,keep_alive_max_attempt=10,last_call_timeout=3"
-"""With agents that are silent. Three seconds were too few: on a machine that was busy, agents that
-lived were taken for dead, one after the other, and never all came together."""
+"""With agents that are silent. With three seconds six agents on a busy machine never all came
+together again; torch's own 15 are for hosts with cores of their own."""
 
 
 class Node:
