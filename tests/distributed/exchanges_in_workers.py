@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dat.comm import (
@@ -34,6 +35,7 @@ from dat.comm import (
     choose,
     protocol_name,
     reference,
+    transport,
 )
 from dat.comm.message import Message, Slot, compose, spans
 from dat.rng import derive
@@ -249,6 +251,18 @@ def right_on_average(world: World) -> Any:
     return float(((draws.mean(0) - exact) / error).square().mean())
 
 
+def one_batch(world: World) -> Any:
+    """What is used on CUDA, among the even and the odd workers, with rows of different lengths."""
+    circle = range(world.rank % 2, world.size, 2)
+    me = circle.index(world.rank)
+    group = dist.group.WORLD
+    assert group is not None
+    out = [torch.full((i,), float(10 * world.rank + i)) for i in range(len(circle))]
+    into = [torch.zeros(me) for _ in circle]
+    transport._batch(out, into, group, circle, me)
+    return [row.tolist() for row in into] == [[10.0 * other + me] * me for other in circle]
+
+
 def as_launched(world: World) -> Any:
     """Nodes as a launcher tells of them: even ones are taken, others are refused by all alike."""
 
@@ -359,7 +373,7 @@ def digest(x: Tensor) -> str:
 def nodes(folder: Path) -> None:
     """What is only asked of workers on several nodes."""
     with World.join(threads=1) as world:
-        checks = (layouts, tiny_buckets, right_on_average, as_launched)
+        checks = (layouts, tiny_buckets, right_on_average, one_batch, as_launched)
         seen = {check.__name__: check(world) for check in checks}
         (folder / f"{world.rank}.json").write_text(json.dumps(seen))
 

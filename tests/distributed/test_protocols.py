@@ -185,6 +185,13 @@ def test_what_nodes_exchange_is_right_on_average(
 
 
 @pytest.mark.parametrize("workers", [4, 6])
+def test_a_part_of_the_workers_swaps_in_one_batch(
+    on_nodes: Callable[[int], Seen], workers: int
+) -> None:
+    assert all(worker["one_batch"] for worker in on_nodes(workers))
+
+
+@pytest.mark.parametrize("workers", [4, 6])
 def test_nodes_are_taken_as_the_launcher_made_them(
     on_nodes: Callable[[int], Seen], workers: int
 ) -> None:
