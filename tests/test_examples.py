@@ -16,6 +16,7 @@ NEEDS = {
     "lightning_module.py": "lightning",
     "accelerate_loop.py": "accelerate",
     "robustbench_style.py": "foolbox",
+    "ray_train.py": "ray",
 }
 
 
@@ -61,6 +62,14 @@ def test_accelerate_with_two_processes() -> None:
     text = run(*launch, example("accelerate_loop.py"))
     ((ta, ra),) = accuracies(text)
     assert "processes: 2" in text
+    assert ta > 80
+    assert ra > 50
+
+
+def test_ray_starts_the_workers() -> None:
+    text = run(example("ray_train.py"))
+    ((ta, ra),) = accuracies(text)
+    assert "workers: 2, different replicas: 1" in text
     assert ta > 80
     assert ra > 50
 

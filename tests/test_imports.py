@@ -22,7 +22,17 @@ COMPONENTS = ["threat losses smoothing", "attacks", "objectives"]
 JOBS = ["evaluation", "certification", "train", "report"]
 TOP = [
     *("bench", "finetune", "build", "examination", "training", "profiling", "measure", "selftrain"),
-    *("datasets", "export", "recipes", "reproduce", "doctor", "starter", "commands", "cli"),
+    *(
+        "datasets",
+        "export",
+        "recipes",
+        "reproduce",
+        "doctor",
+        "starter",
+        "clusters",
+        "commands",
+        "cli",
+    ),
     "__main__",
 ]
 """In each list, a room knows the lists and the rooms before its own."""

@@ -322,6 +322,7 @@ def _result(
         "train_seconds": sum(r.seconds for r in records) + trainer.discarded_seconds,
         "mb_per_step": sum(r.mb_per_step for r in records) / epochs,
         "mb_busiest": sum(r.mb_busiest for r in records) / epochs,
+        "mb_between": sum(r.mb_between for r in records) / epochs,
         "mb_per_epoch": sum(r.mb_epoch for r in records) / epochs,
     }
     if "ema-" in found:

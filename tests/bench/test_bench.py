@@ -54,6 +54,13 @@ def test_protocols_are_measured_and_counted(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "sum.svg").read_text()
 
 
+def test_nodes_of_several_workers_are_measured(tmp_path: Path) -> None:
+    words = ("--workers", "4", "--inside", "2", "--protocols", "hybrid", "--values", "51200")
+    (row,) = bench("comm", *words, "--bits", "8", "--repeats", "1", cwd=tmp_path)
+    between, inside = 2 * (51200 + 4 * 100), 2 * 2 * 1 * 4 * 51200
+    assert row["bytes_between"] == between and row["bytes"] == between + inside
+
+
 def test_it_runs_under_a_launcher(tmp_path: Path) -> None:
     words = ("--values", "1e4", "--repeats", "1", "--bits", "4", "--protocols", "chunked")
     done = run([*torchrun(2), "bench", "comm", *words], tmp_path)
@@ -67,6 +74,7 @@ def test_it_runs_under_a_launcher(tmp_path: Path) -> None:
         (("comm", "--link", "fast"), "link 'fast': must be one of 100mbit, 1gbit"),
         (("comm", "--protocols", "dense,ping"), "protocol 'ping': must be one of dense, gather"),
         (("comm", "--bits", "9"), "quantizer.bits = 9: must be one of"),
+        (("comm", "--workers", "4", "--inside", "3"), "--inside 3: must divide --workers 4"),
         (("comm", "--quantizer", "big"), "quantizer 'big': must be one of bucket, tensor, vector"),
         (("comm", "--bits", "4", "--protocols", "ring"), "none of these protocols"),
         (("quantizer", "--plot", "speed.doc"), "speed.doc: a plot is written to a file that ends"),
@@ -123,6 +131,18 @@ def test_the_wire_carries_what_the_ledger_counted(tmp_path: Path) -> None:
         assert row["bytes"] <= row["bytes_interface"] <= 1.02 * headers * row["bytes"], row
         assert row["seconds"] > 0.8 * 8 * row["bytes_busiest"] / link.RATES["100mbit"]
     assert left_behind() == []
+
+
+@pytest.mark.usefixtures("_hosts")
+def test_what_leaves_a_host_of_several_workers_is_what_was_counted_between(tmp_path: Path) -> None:
+    words = ("--workers", "4", "--inside", "2", "--values", "1e6", "--bits", "8", "--repeats", "1")
+    limits = ("--protocols", "hybrid,chunked,gather,server,ring", "--link", "unshaped")
+    rows = {row["protocol"]: row for row in bench("comm", *words, *limits, cwd=tmp_path)}
+    for row in rows.values():
+        headers = 1 + 66 / 1448
+        counted = row["bytes_between"]
+        assert counted <= row["bytes_interface"] <= 1.02 * headers * counted, row
+    assert rows["hybrid"]["bytes_between"] * 2 == rows["chunked"]["bytes_between"]
 
 
 @pytest.mark.usefixtures("_hosts")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dat.comm import (
@@ -19,6 +21,7 @@ from dat.comm import (
     Dense,
     Exchange,
     Gather,
+    Hybrid,
     Ledger,
     PerTensor,
     Protocol,
@@ -27,10 +30,12 @@ from dat.comm import (
     Ring,
     Server,
     WholeVector,
+    WorkerError,
     World,
     choose,
     protocol_name,
     reference,
+    transport,
 )
 from dat.comm.message import Message, Slot, compose, spans
 from dat.rng import derive
@@ -55,6 +60,8 @@ def cases(workers: int) -> dict[str, tuple[Quantizer, Protocol]]:
         "chunked": (Buckets(bits=4), Chunked()),
         "server feedback": (Buckets(bits=4, error_feedback=True), Server(rank=last)),
         "chunked feedback": (Buckets(bits=4, error_feedback=True), Chunked()),
+        "hybrid": (Buckets(bits=4), Hybrid(inside=1)),
+        "hybrid one node": (Buckets(bits=4, error_feedback=True), Hybrid(inside=workers)),
         "ring": (Buckets(bits=8), Ring()),
         "ring feedback": (Buckets(bits=8, error_feedback=True), Ring()),
     }
@@ -108,18 +115,28 @@ class Simulation:
         self.quantizer, self.protocol, self.workers = quantizer, protocol, workers
         self.layout: Message = compose(spans(slots(), quantizer), quantizer.bits)
         self.levels = quantizer.levels // (workers if isinstance(protocol, Ring) else 1)
+        self.inside = (protocol.inside or 1) if isinstance(protocol, Hybrid) else 1
         self.left = [torch.zeros(LENGTH) for _ in range(workers + 1)]
 
     def sum(self, step: int) -> Tensor:
-        gradients = [gradient(rank, step) + self.left[rank] for rank in range(self.workers)]
+        nodes = range(self.workers // self.inside)
+        gradients = [self.within(node, step) + self.left[node] for node in nodes]
         steps = self.common_steps(gradients) if isinstance(self.protocol, Ring) else None
         total = torch.zeros(LENGTH)
         for rank, mine in enumerate(gradients):
             key = derive(SEED, "quantize", 0, step, rank)
             total = total + self.rounded(mine, key, rank, steps)
-        if isinstance(self.protocol, Server | Chunked):
+        if isinstance(self.protocol, Server | Chunked | Hybrid):
             key = derive(SEED, "quantize again", 0, step)
             total = self.rounded(total + self.left[-1], key, self.workers)
+        return total
+
+    def within(self, node: int, step: int) -> Tensor:
+        """What a node has: its workers' floats, added up in their order."""
+        first, *others = range(node * self.inside, (node + 1) * self.inside)
+        total = gradient(first, step)
+        for rank in others:
+            total = total + gradient(rank, step)
         return total
 
     def rounded(self, x: Tensor, key: int, memory: int, steps: Tensor | None = None) -> Tensor:
@@ -173,6 +190,99 @@ def every_protocol(world: World) -> Any:
             "sizes": [compose(spans(b, quantizer), quantizer.bits).size for b in buckets()],
         }
     return seen
+
+
+def layouts(world: World) -> Any:
+    """`hybrid` with every number of workers a node, in floats, few bits, and error feedback."""
+    seen = {}
+    ways = {
+        "32": Buckets(),
+        "4": Buckets(bits=4),
+        "feedback": Buckets(bits=2, error_feedback=True),
+        "tensor": PerTensor(bits=8),
+    }
+    for inside in (q for q in range(1, world.size + 1) if world.size % q == 0):
+        for name, quantizer in ways.items():
+            ledger, protocol = Ledger(world.device), Hybrid(inside=inside)
+            reducer = Reducer(quantizer, protocol, world, length=LENGTH, ledger=ledger, seed=SEED)
+            results = [exchange(reducer, step) for step in range(STEPS)]
+            reducer.close()
+            traffic = ledger.close()
+            simulation = Simulation(quantizer, protocol, world.size)
+            expected = [simulation.sum(step) for step in range(STEPS)]
+            exact = torch.stack([gradient(rank, 1).double() for rank in range(world.size)]).sum(0)
+            seen[f"{inside} {name}"] = {
+                "digest": digest(torch.cat(results)),
+                "error": float((torch.stack(results) - torch.stack(expected)).abs().max()),
+                "off": float((results[1] - exact).norm() / exact.norm()),
+                "sent": traffic.sent,
+                "between": traffic.between,
+            }
+    return seen
+
+
+def tiny_buckets(world: World) -> Any:
+    """Fewer values than workers: some have nothing to add up, and nobody waits for them."""
+    seen = []
+    for length in (1, 2, 5):
+        reducer = Reducer(
+            Buckets(bits=8), Hybrid(inside=2), world, length=length, ledger=Ledger(world.device)
+        )
+        mine = torch.full((length,), float(world.rank))
+        seen.append(reducer.sum(0, mine, [Slot((1, length), 0)]).wait().tolist())
+        reducer.close()
+    return seen
+
+
+def right_on_average(world: World) -> Any:
+    """Two bits, many times over: the mean's distance from the sum, in standard errors, squared."""
+    quantizer, times = Buckets(bits=2, size=64, dense_vectors=False), 300
+    reducer = Reducer(
+        quantizer, Hybrid(inside=2), world, length=LENGTH, ledger=Ledger(world.device)
+    )
+    found = []
+    for step in range(times):
+        reducer.begin(0, step)
+        found.append(reducer.sum(0, gradient(world.rank, 0)[:256], [Slot((256,), 0)]).wait())
+    reducer.close()
+    draws = torch.stack(found).double()
+    exact = torch.stack([gradient(r, 0)[:256].double() for r in range(world.size)]).sum(0)
+    error = draws.std(0).clamp(min=1e-12) / times**0.5
+    return float(((draws.mean(0) - exact) / error).square().mean())
+
+
+def one_batch(world: World) -> Any:
+    """What is used on CUDA, among the even and the odd workers, with rows of different lengths."""
+    circle = range(world.rank % 2, world.size, 2)
+    me = circle.index(world.rank)
+    group = dist.group.WORLD
+    assert group is not None
+    out = [torch.full((i,), float(10 * world.rank + i)) for i in range(len(circle))]
+    into = [torch.zeros(me) for _ in circle]
+    transport._batch(out, into, group, circle, me)
+    return [row.tolist() for row in into] == [[10.0 * other + me] * me for other in circle]
+
+
+def as_launched(world: World) -> Any:
+    """Nodes as a launcher tells of them: even ones are taken, others are refused by all alike."""
+
+    def on(sizes: list[int]) -> World:
+        places = [(rank, size) for size in sizes for rank in range(size)]
+        rank, size = places[world.rank]
+        return replace(world, local_rank=rank, local_size=size)
+
+    half = world.size // 2
+    reducer = Reducer(
+        Buckets(bits=8), Hybrid(), on([half, half]), length=9, ledger=Ledger(world.device)
+    )
+    found = reducer.protocol
+    reducer.close()
+    try:
+        on([1, world.size - 1]).workers_a_node()
+        said = ""
+    except WorkerError as error:
+        said = str(error)
+    return [getattr(found, "inside", None), said]
 
 
 def a_broken_gradient(world: World) -> Any:
@@ -258,6 +368,14 @@ def automatic(world: World) -> Any:
 
 def digest(x: Tensor) -> str:
     return hashlib.sha256(x.contiguous().numpy().tobytes()).hexdigest()
+
+
+def nodes(folder: Path) -> None:
+    """What is only asked of workers on several nodes."""
+    with World.join(threads=1) as world:
+        checks = (layouts, tiny_buckets, right_on_average, one_batch, as_launched)
+        seen = {check.__name__: check(world) for check in checks}
+        (folder / f"{world.rank}.json").write_text(json.dumps(seen))
 
 
 def main(folder: Path) -> None:

@@ -103,7 +103,7 @@ def _nothing(arguments: argparse.Namespace, words: list[str]) -> None:
 
 
 CHECKS: dict[str, Callable[[argparse.Namespace, list[str]], None]] = {
-    **dict.fromkeys(("train", "config", "profile", "selftrain"), _recipe),
+    **dict.fromkeys(("train", "config", "profile", "selftrain", "launch"), _recipe),
     **dict.fromkeys(("evaluate", "sweep", "certify", "label"), _measured),
     "finetune": _finetune,
     "reproduce": _study,

@@ -18,8 +18,9 @@ import torch
 
 from dat.bench.link import check_link, testbed
 from dat.bench.workers import LOCAL, run_workers
-from dat.comm import PROTOCOLS, QUANTIZERS, Ledger, Protocol, Quantizer, Reducer, World
+from dat.comm import PROTOCOLS, QUANTIZERS, Hybrid, Ledger, Protocol, Quantizer, Reducer, World
 from dat.comm.message import Slot
+from dat.comm.world import cores
 from dat.fields import SettingError
 from dat.models import build_model
 from dat.report import counting
@@ -40,6 +41,8 @@ class CommPlan:
     quantizer: str = "bucket"
     repeats: int = 5
     threads: int | None = None
+    inside: int | None = None
+    """Workers a host, which is a node of `hybrid`; none: as launched, of hosts of our own 1."""
 
     def cases(self, workers: int) -> list[tuple[str, Quantizer, Protocol]]:
         """Every protocol with every number of bits that it can do."""
@@ -50,7 +53,7 @@ class CommPlan:
                 if name not in PROTOCOLS or name in ("default", "auto"):
                     known = [known for known in PROTOCOLS if known not in ("default", "auto")]
                     raise SettingError(f"protocol {name!r}: must be one of {', '.join(known)}")
-                protocol = PROTOCOLS[name]()
+                protocol = Hybrid(inside=self.inside) if name == "hybrid" else PROTOCOLS[name]()
                 try:
                     protocol.check(quantizer, workers)
                 except SettingError:
@@ -85,6 +88,9 @@ def bench_comm(
 ) -> list[dict[str, Any]]:
     """Measure on M local processes, for each link on hosts of their own; `words` is the command
     that a worker runs."""
+    inside = plan.inside or 1
+    if workers % inside:
+        raise SettingError(f"--inside {inside}: must divide --workers {workers}")
     plan.cases(workers)  # what is wrong is told before anything starts
     plan.slots()
     rows = []
@@ -97,22 +103,25 @@ def bench_comm(
             if link == "loopback":
                 run_workers([LOCAL] * workers, command)
             else:
-                with testbed(workers, link) as hosts:
-                    run_workers(hosts, command)
+                with testbed(workers // inside, link) as hosts:
+                    run_workers([host for host in hosts for _ in range(inside)], command)
             rows += [row | {"link": link} for row in json.loads(result.read_text())]
     return rows
 
 
 def measure_comm(plan: CommPlan, result: Path | None = None) -> list[dict[str, Any]] | None:
     """What one worker does; the first one gets the rows, or writes them to `result`."""
+    threads = plan.threads
+    if result and not threads:  # these hosts share the cores of one machine
+        threads = max(1, cores() // int(os.environ["WORLD_SIZE"]))
     # hosts with shaped links are reached by sockets alone
-    with World.join(device="cpu" if result else "auto", threads=plan.threads) as world:
+    with World.join(device="cpu" if result else "auto", threads=threads) as world:
         cases, slots = plan.cases(world.size), plan.slots()
         length = sum(slot.length for slot in slots)
         generator = torch.Generator().manual_seed(world.rank)
         gradient = torch.randn(length, generator=generator).to(world.device)
         ledger = Ledger(world.device)
-        readings: list[list[tuple[float, int, int]]] = [[] for _ in cases]
+        readings: list[list[tuple[float, int, int, int]]] = [[] for _ in cases]
         total = len(cases) * (plan.repeats + 1)
         with counting("exchanging", total, show=world.first) as progress:
             for case, (_, quantizer, protocol) in enumerate(cases):
@@ -127,7 +136,8 @@ def measure_comm(plan: CommPlan, result: Path | None = None) -> list[dict[str, A
         if not world.first:
             return None
         rows = [
-            {"link": "as launched"} | _row(name, quantizer, length, everyone[:, number])
+            {"link": "as launched", "protocol": name, "bits": quantizer.bits, "values": length}
+            | _row(everyone[:, number], plan.inside or 1)
             for number, (name, quantizer, _) in enumerate(cases)
         ]
         if result:
@@ -138,13 +148,14 @@ def measure_comm(plan: CommPlan, result: Path | None = None) -> list[dict[str, A
 
 def _exchange(
     reducer: Reducer, gradient: torch.Tensor, buckets: Sequence[Sequence[Slot]]
-) -> tuple[float, int, int]:
-    """Seconds, bytes by the ledger, bytes by the kernel's counter, of one exchange from a start at
-    the same time; nothing is hidden behind a backward pass."""
+) -> tuple[float, int, int, int]:
+    """Seconds, bytes by the ledger (all, to other nodes), bytes by the kernel's counter, of one
+    exchange from a start at the same time; nothing is hidden behind a backward pass."""
     world = reducer.world
     reducer.ledger.close()
+    before = _counter()  # ahead of the meeting: a neighbour on this host may be quicker
     world.meet()
-    before, start = _counter(), time.perf_counter()
+    start = time.perf_counter()
     begins, futures = 0, []
     for number, slots in enumerate(buckets):
         length = sum(slot.length for slot in slots)
@@ -156,7 +167,8 @@ def _exchange(
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     world.meet()
-    return seconds, reducer.ledger.close().sent, _counter() - before
+    traffic = reducer.ledger.close()
+    return seconds, traffic.sent, traffic.between, _counter() - before
 
 
 def _buckets(slots: Sequence[Slot]) -> list[list[Slot]]:
@@ -177,19 +189,18 @@ def _buckets(slots: Sequence[Slot]) -> list[list[Slot]]:
     return buckets
 
 
-def _row(name: str, quantizer: Quantizer, length: int, readings: torch.Tensor) -> dict[str, Any]:
-    """One line of the table from worker x repeat x (seconds, sent, counted)."""
+def _row(readings: torch.Tensor, inside: int) -> dict[str, Any]:
+    """One line of the table from worker x repeat x (seconds, sent, between, counted); workers of
+    one host have read the same counter."""
     slowest = readings[:, :, 0].amax(0).tolist()
-    sent, counted = readings[:, -1, 1], readings[:, :, 2].median(1).values
+    sent, counted = readings[:, -1, 1], readings[::inside, :, 3].median(1).values
     row = {
         "workers": len(readings),
-        "values": length,
-        "protocol": name,
-        "bits": quantizer.bits,
         "seconds": statistics.median(slowest),
         "all_seconds": slowest,
         "bytes": int(sent.sum()),
         "bytes_busiest": int(sent.max()),
+        "bytes_between": int(readings[:, -1, 2].sum()),
     }
     return row | {"bytes_interface": int(counted.sum())} if counted.sum() else row
 

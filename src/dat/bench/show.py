@@ -12,8 +12,9 @@ from dat.report import bar_chart, print_json, print_table
 COMM_NOTE = (
     "s: seconds for one sum of {values:,} values over {workers} workers, kernels included, nothing "
     "hidden behind a backward pass; the slowest worker, median of {repeats}. x: times faster than "
-    "dense on the same link. MiB: what all workers send together, and the busiest one, as counted "
-    "by the ledger; wire: what the interfaces counted, headers and acknowledgements included."
+    "dense on the same link. MiB: what all workers send together, the busiest one, and to other "
+    "nodes, as counted by the ledger; wire: what the interfaces counted, headers and "
+    "acknowledgements included."
 )
 QUANTIZER_NOTE = (
     "{values:,} values, {threads} threads, medians in turns. Copy: the same floats by torch. "
@@ -27,7 +28,13 @@ def show_comm(rows: Sequence[dict[str, Any]], *, as_json: bool, plot: Path | Non
     if as_json:
         print_json(rows)
     else:
-        headers = ["Link", "Protocol", "Bits", "s", "x", "MiB", "MiB busiest", "MiB wire"]
+        sizes = {
+            "bytes": "MiB",
+            "bytes_busiest": "MiB busiest",
+            "bytes_between": "MiB between",
+            "bytes_interface": "MiB wire",
+        }
+        headers = ["Link", "Protocol", "Bits", "s", "x", *sizes.values()]
         lines = [
             [
                 row["link"],
@@ -35,7 +42,7 @@ def show_comm(rows: Sequence[dict[str, Any]], *, as_json: bool, plot: Path | Non
                 str(row["bits"]),
                 f"{row['seconds']:.3f}",
                 f"{dense[row['link']] / row['seconds']:.2f}" if row["link"] in dense else "-",
-                *(_mebi(row.get(key)) for key in ("bytes", "bytes_busiest", "bytes_interface")),
+                *(_mebi(row.get(key)) for key in sizes),
             ]
             for row in rows
         ]

@@ -16,15 +16,17 @@ LOCAL = Host("", "127.0.0.1", "lo")
 
 
 def run_workers(hosts: Sequence[Host], words: Sequence[str]) -> None:
-    """Run the same command on every host and wait; if one worker fails, end all."""
+    """Run the same command on every host and wait; if one worker fails, end all. A host that is
+    named several times has so many workers."""
     port, running = _free_port(), []
     try:
         for rank, host in enumerate(hosts):
+            neighbours = [other for other, place in enumerate(hosts) if place == host]
             environment = os.environ | {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(hosts)),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(len(hosts)),
+                "LOCAL_RANK": str(neighbours.index(rank)),
+                "LOCAL_WORLD_SIZE": str(len(neighbours)),
                 "MASTER_ADDR": hosts[0].address,
                 "MASTER_PORT": str(port),
                 "GLOO_SOCKET_IFNAME": host.interface,

@@ -24,6 +24,7 @@ from dat.comm.message import Slot
 from dat.comm.protocols import Default, Protocol
 from dat.comm.quantizer import Buckets, Quantizer
 from dat.comm.reducer import Reducer
+from dat.comm.routes import to_all_others
 from dat.comm.world import World
 from dat.stages import staged
 
@@ -137,7 +138,7 @@ class Exchange:
 
         def arrive(gathered: torch.futures.Future[Any]) -> Tensor:
             gathered.value()  # raises what the exchange failed with
-            land((self.world.size - 1) * mine.nbytes)
+            land(*to_all_others(mine, self.world))
             return rows
 
         arrived = work.get_future().then(arrive)

@@ -21,10 +21,28 @@ class Traffic(NamedTuple):
     exposed: float
     """Seconds at the end of backward passes in which nothing but the exchange was left to do. On
     CUDA the host runs ahead of the device, so there it is only a rough figure."""
+    between: int = 0
+    """Of the bytes sent, those that went to another node."""
 
     def plus(self, other: Traffic) -> Traffic:
         """Of two readings that follow each other."""
-        return Traffic(self.sent + other.sent, self.busy + other.busy, self.exposed + other.exposed)
+        return Traffic(
+            self.sent + other.sent,
+            self.busy + other.busy,
+            self.exposed + other.exposed,
+            self.between + other.between,
+        )
+
+
+class Load(NamedTuple):
+    """Bytes that a worker handed over."""
+
+    sent: int
+    between: int = 0
+    """Of these, to another node."""
+
+    def plus(self, other: Load) -> Load:
+        return Load(self.sent + other.sent, self.between + other.between)
 
 
 class Ledger:
@@ -33,18 +51,20 @@ class Ledger:
     def __init__(self, device: torch.device) -> None:
         self._clock = clock_of(device)
         self._lock = threading.Lock()
-        self._sent = 0
+        self._sent = self._between = 0
         self._exposed = 0.0
         self._flights: list[tuple[object, object]] = []
 
-    def open_flight(self) -> Callable[[int], None]:
-        """An exchange begins; call what is returned, with the bytes sent, when it has ended."""
+    def open_flight(self) -> Callable[..., None]:
+        """An exchange begins; call what is returned, with the bytes sent (all of them, and those to
+        other nodes), when it has ended."""
         start = self._clock.mark()
 
-        def land(sent: int) -> None:
+        def land(sent: int, between: int = 0) -> None:
             end = self._clock.mark()
             with self._lock:
                 self._sent += sent
+                self._between += between
                 self._flights.append((start, end))
 
         return land
@@ -55,8 +75,8 @@ class Ledger:
     def close(self) -> Traffic:
         with self._lock:
             flights = [self._clock.seconds(start, end) for start, end in self._flights]
-            traffic = Traffic(self._sent, covered(flights), self._exposed)
-            self._sent, self._exposed, self._flights = 0, 0.0, []
+            traffic = Traffic(self._sent, covered(flights), self._exposed, self._between)
+            self._sent, self._between, self._exposed, self._flights = 0, 0, 0.0, []
         return traffic
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
+from dat.comm.hybrid import HybridRoute
 from dat.comm.quantizer import Quantizer
 from dat.comm.routes import Bucket, ChunkedRoute, GatherRoute, RingRoute, Route, ServerRoute
+from dat.comm.world import World
 from dat.fields import SettingError, Settings, setting
 
 
@@ -16,6 +18,14 @@ class Protocol(Settings):
 
     def check(self, quantizer: Quantizer, workers: int) -> None:
         """Refuse what does not go together."""
+
+    def settle(self, world: World) -> Self:
+        """The same, with what only these workers can tell; all of them call it."""
+        return self
+
+    def sender(self, rank: int) -> int:
+        """On whose behalf a worker rounds: its random numbers are that one's."""
+        return rank
 
     def route(self, bucket: Bucket) -> Route:
         """The way of a bucket."""
@@ -41,7 +51,7 @@ class Dense(Protocol):
         if not quantizer.dense:
             raise SettingError(
                 f"protocol.name = dense: sends floats, not quantizer.bits = {quantizer.bits}; "
-                "use chunked, gather, server or ring"
+                "use chunked, gather, server, ring or hybrid"
             )
 
 
@@ -78,6 +88,33 @@ class Chunked(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hybrid(Protocol):
+    """Floats inside a node, quantized between nodes: the paper's p nodes of q devices."""
+
+    inside: int | None = setting(
+        None, "workers a node, which divides the workers; none is as they were launched", ge=1
+    )
+
+    def check(self, quantizer: Quantizer, workers: int) -> None:
+        if self.inside is not None and workers % self.inside:
+            raise SettingError(
+                f"protocol.inside = {self.inside}: must divide the number of workers, {workers}"
+            )
+
+    def settle(self, world: World) -> Self:
+        return self if self.inside is not None else replace(self, inside=world.workers_a_node())
+
+    def sender(self, rank: int) -> int:
+        """A node rounds its sum, whichever of its workers does."""
+        assert self.inside is not None
+        return rank // self.inside
+
+    def route(self, bucket: Bucket) -> Route:
+        assert self.inside is not None
+        return HybridRoute(bucket, self.inside)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ring(Protocol):
     """Integers with common steps, summed in a ring: one-sided, with 127 / M levels."""
 
@@ -107,6 +144,7 @@ PROTOCOLS: dict[str, type[Protocol]] = {
     "server": Server,
     "chunked": Chunked,
     "ring": Ring,
+    "hybrid": Hybrid,
 }
 
 

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from dat.comm.ledger import Ledger
+from dat.comm.ledger import Ledger, Load
 from dat.comm.message import Slot
 from dat.comm.protocols import Dense, Protocol
 from dat.comm.quantizer import Quantizer
-from dat.comm.routes import Bucket, Keys, Memory, Route, ring_bytes
+from dat.comm.routes import Bucket, Keys, Memory, Route, around
 from dat.comm.world import World
 from dat.rng import derive
 
@@ -90,6 +90,7 @@ class Reducer:
         seed: int = 0,
     ) -> None:
         protocol.check(quantizer, world.size)
+        protocol = protocol.settle(world)
         self.quantizer, self.protocol, self.world = quantizer, protocol, world
         self.ledger, self.seed = ledger, seed
         self.memories: tuple[Memory, Memory] | None = None
@@ -103,7 +104,8 @@ class Reducer:
 
     def begin(self, epoch: int, step: int) -> None:
         """A new step, with random numbers of its own."""
-        own = derive(self.seed, "quantize", epoch, step, self.world.rank)
+        sender = self.protocol.sender(self.world.rank)
+        own = derive(self.seed, "quantize", epoch, step, sender)
         self._keys = Keys(own, derive(self.seed, "quantize again", epoch, step))
 
     def sum(self, index: int, gradient: Tensor, slots: Sequence[Slot]) -> "Future[Tensor]":
@@ -129,7 +131,7 @@ class Reducer:
 
         def finish(summed: "Future[Any]") -> Tensor:
             total: Tensor = summed.value()[0]  # raises what the exchange failed with
-            land(ring_bytes(gradient, self.world.size))
+            land(*around(gradient, self.world))
             return total
 
         future: Future[Tensor] = work.get_future().then(finish)
@@ -154,17 +156,17 @@ class Reducer:
         return found[1]
 
     def _start_lanes(self) -> "list[_Lane]":
-        def collect(job: Job, group: dist.ProcessGroup) -> int:
+        def collect(job: Job, group: dist.ProcessGroup) -> Load:
             job.fetch()
             return job.route.collect(job.work, job.keys, group)
 
-        def spread(job: Job, group: dist.ProcessGroup) -> int:
+        def spread(job: Job, group: dist.ProcessGroup) -> Load:
             sent = job.route.spread(job.work, group)
             job.bring_back()
             return sent
 
-        def both(job: Job, group: dist.ProcessGroup) -> int:
-            return collect(job, group) + spread(job, group)
+        def both(job: Job, group: dist.ProcessGroup) -> Load:
+            return collect(job, group).plus(spread(job, group))
 
         # on CUDA a collective is only enqueued; two lanes whose kernels wait for each other's in
         # another order at another worker could block for ever, so there is one
@@ -180,7 +182,7 @@ class _Lane(threading.Thread):
 
     def __init__(
         self,
-        stage: Callable[[Job, dist.ProcessGroup], int],
+        stage: Callable[[Job, dist.ProcessGroup], Load],
         world: World,
         ledger: Ledger,
         following: "_Lane | None",
@@ -217,7 +219,7 @@ class _Lane(threading.Thread):
                 if job.ready is not None:
                     job.ready.wait()
                 land = self._ledger.open_flight()
-                land(self._stage(job, self.group))
+                land(*self._stage(job, self.group))
             except Exception as error:
                 job.error = error
         self._broken = job.error

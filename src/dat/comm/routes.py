@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dat.comm.kernel import Codec
+from dat.comm.ledger import Load
 from dat.comm.message import FLOAT, Message, Run, Slot, compose, share_out, spans
 from dat.comm.quantizer import Quantizer
 from dat.comm.transport import publish, swap
@@ -85,11 +86,11 @@ class Route(ABC):
         self._memories = bucket.memories
 
     @abstractmethod
-    def collect(self, x: Tensor, keys: Keys, group: dist.ProcessGroup) -> int:
+    def collect(self, x: Tensor, keys: Keys, group: dist.ProcessGroup) -> Load:
         """Send what this worker has. Like `spread` it gives the bytes that this worker sent."""
 
     @abstractmethod
-    def spread(self, x: Tensor, group: dist.ProcessGroup) -> int:
+    def spread(self, x: Tensor, group: dist.ProcessGroup) -> Load:
         """Turn x into the sum over the workers."""
 
     def _write(self, x: Tensor, layout: Message, message: Tensor, key: int, hop: int = 0) -> None:
@@ -110,14 +111,14 @@ class GatherRoute(Route):
         self.sent = bucket.buffer(self.layout.size)
         self.received = bucket.buffer(self.world.size, self.layout.size)
 
-    def collect(self, x: Tensor, keys: Keys, group: dist.ProcessGroup) -> int:
+    def collect(self, x: Tensor, keys: Keys, group: dist.ProcessGroup) -> Load:
         self._write(x, self.layout, self.sent, keys.own)
-        return 0
+        return Load(0)
 
-    def spread(self, x: Tensor, group: dist.ProcessGroup) -> int:
+    def spread(self, x: Tensor, group: dist.ProcessGroup) -> Load:
         publish(self.sent, self.received, group, lambda rank: None)
         self.codec.add_up(self.received, self.layout, x)
-        return (self.world.size - 1) * self.sent.nbytes
+        return to_all_others(self.sent, self.world)
 
 
 class ServerRoute(Route):
@@ -131,21 +132,27 @@ class ServerRoute(Route):
         self.sent = bucket.buffer(self.layout.size)
         self.received = bucket.buffer(self.world.size if self.serves else 0, self.layout.size)
 
-    def collect(self, x: Tensor, keys: Keys, group: dist.ProcessGroup) -> int:
+    def collect(self, x: Tensor, keys: Keys, group: dist.ProcessGroup) -> Load:
         self._write(x, self.layout, self.sent, keys.own)
         rows = list(self.received) if self.serves else None
         dist.gather(self.sent, rows, dst=self.server, group=group)
         if not self.serves:
-            return self.sent.nbytes
+            near = self.server in self._neighbours()
+            return Load(self.sent.nbytes, 0 if near else self.sent.nbytes)
         self.codec.add_up(self.received, self.layout, x)
         self._write(x, self.layout, self.received[0], keys.common, hop=1)
-        return 0
+        return Load(0)
 
-    def spread(self, x: Tensor, group: dist.ProcessGroup) -> int:
+    def spread(self, x: Tensor, group: dist.ProcessGroup) -> Load:
         rows = [self.received[0]] * self.world.size if self.serves else None
         dist.scatter(self.sent, rows, src=self.server, group=group)
         self.codec.decode(self.sent, self.layout, x)
-        return (self.world.size - 1) * self.sent.nbytes if self.serves else 0
+        return to_all_others(self.sent, self.world) if self.serves else Load(0)
+
+    def _neighbours(self) -> range:
+        """Who is on this worker's node."""
+        first = self.world.rank - self.world.local_rank
+        return range(first, first + self.world.local_size)
 
 
 class ChunkedRoute(Route):
@@ -159,7 +166,7 @@ class ChunkedRoute(Route):
         self.into = bucket.buffer(self.world.size, size)
         self.own = bucket.buffer(size)
 
-    def collect(self, x: Tensor, keys: Keys, group: dist.ProcessGroup) -> int:
+    def collect(self, x: Tensor, keys: Keys, group: dist.ProcessGroup) -> Load:
         def write(rank: int) -> None:
             self._write(x, self.layouts[rank], self.out[rank], keys.own)
 
@@ -167,14 +174,14 @@ class ChunkedRoute(Route):
         mine = self.layouts[self.world.rank]
         self.codec.add_up(self.into, mine, x)
         self._write(x, mine, self.own, keys.common, hop=1)
-        return (self.world.size - 1) * self.own.nbytes
+        return to_all_others(self.own, self.world)
 
-    def spread(self, x: Tensor, group: dist.ProcessGroup) -> int:
+    def spread(self, x: Tensor, group: dist.ProcessGroup) -> Load:
         def read(rank: int) -> None:
             self.codec.decode(self.out[rank], self.layouts[rank], x)
 
         publish(self.own, self.out, group, read)
-        return (self.world.size - 1) * self.own.nbytes
+        return to_all_others(self.own, self.world)
 
 
 class RingRoute(Route):
@@ -189,7 +196,7 @@ class RingRoute(Route):
         self.floats = self.message[first:second].view(torch.float32)
         self.codes = self.message[second:].view(torch.int8)
 
-    def collect(self, x: Tensor, keys: Keys, group: dist.ProcessGroup) -> int:
+    def collect(self, x: Tensor, keys: Keys, group: dist.ProcessGroup) -> Load:
         memory = self._memories[0] if self._memories else None
         if memory:
             memory.recall(x, self.layout)
@@ -198,16 +205,23 @@ class RingRoute(Route):
         self.codec.encode(x, self.layout, self.message, keys.own, measured=True)
         if memory:
             memory.keep(x, self.layout, self.message, self.codec)
-        return ring_bytes(self.steps, self.world.size)
+        return around(self.steps, self.world)
 
-    def spread(self, x: Tensor, group: dist.ProcessGroup) -> int:
+    def spread(self, x: Tensor, group: dist.ProcessGroup) -> Load:
         dist.all_reduce(self.floats, group=group)
         dist.all_reduce(self.codes, group=group)
         self.codec.decode(self.message, self.layout, x)
-        return ring_bytes(self.floats, self.world.size) + ring_bytes(self.codes, self.world.size)
+        return around(self.floats, self.world).plus(around(self.codes, self.world))
 
 
-def ring_bytes(tensor: Tensor, workers: int) -> int:
+def to_all_others(message: Tensor, world: World) -> Load:
+    """What one worker sends that tells everybody the same, or as much."""
+    return Load((world.size - 1) * message.nbytes, (world.size - world.local_size) * message.nbytes)
+
+
+def around(tensor: Tensor, world: World) -> Load:
     """What one worker sends in a ring: each of M chunks passes on M - 1 times to be summed and
-    M - 1 times to be spread."""
-    return 2 * (workers - 1) * tensor.nbytes // workers
+    M - 1 times to be spread. The last worker of a node sends to the next node."""
+    sent = 2 * (world.size - 1) * tensor.nbytes // world.size
+    leaves = world.local_rank + 1 == world.local_size < world.size
+    return Load(sent, sent if leaves else 0)

@@ -28,6 +28,7 @@ class Team:
         self._device = world.device
         self._ledger = ledger or Ledger(world.device)
         self._group: Any = None
+        self._leaves = size > world.local_size or world.local_size % size > 0
         if size == 1:
             return
         limit = timedelta(seconds=world.timeout)
@@ -57,7 +58,7 @@ class Team:
         values = values.clone(memory_format=torch.contiguous_format)
         land = self._ledger.open_flight()
         dist.all_reduce(values, group=self._group)
-        land(2 * values.nbytes * (self.size - 1) // self.size)
+        self._land(land, 2 * values.nbytes * (self.size - 1) // self.size)
         return values
 
     def gather(self, values: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ class Team:
         rows = values.new_empty((self.size, *values.shape))
         land = self._ledger.open_flight()
         dist.all_gather(list(rows.unbind()), values, group=self._group)
-        land(values.nbytes * (self.size - 1))
+        self._land(land, values.nbytes * (self.size - 1))
         return rows
 
     def least(self, number: int) -> int:
@@ -74,8 +75,12 @@ class Team:
         value = torch.tensor(number, device=self._device)
         land = self._ledger.open_flight()
         dist.all_reduce(value, dist.ReduceOp.MIN, group=self._group)
-        land(2 * value.nbytes * (self.size - 1) // self.size)
+        self._land(land, 2 * value.nbytes * (self.size - 1) // self.size)
         return int(value)
+
+    def _land(self, land: Callable[..., None], sent: int) -> None:
+        """Of a team on several nodes, all that it says is taken to leave the node."""
+        land(sent, sent if self._leaves else 0)
 
 
 def check_team(workers: int, size: int) -> None:

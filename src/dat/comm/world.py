@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -80,6 +80,10 @@ class World:
     """Whose roll call this worker has answered."""
     surroundings: dict[str, Any] = field(default_factory=dict)
     """What was done about its process."""
+    local_rank: int = 0
+    """Its number among the workers of its node, as the launcher has it."""
+    local_size: int = 1
+    """How many workers its node has; without a launcher's word, every worker has its own node."""
 
     @classmethod
     def join(
@@ -112,7 +116,8 @@ class World:
             torch.set_num_threads(threads or max(1, cores() // local_size))
         if dist.is_initialized():
             rank, size, backend = dist.get_rank(), dist.get_world_size(), dist.get_backend()
-            return cls(rank, size, place, backend, False, timeout, surroundings=around)
+            world = cls(rank, size, place, backend, False, timeout, surroundings=around)
+            return replace(world, local_rank=local_rank, local_size=local_size)
         if backend == "auto":
             backend = "nccl" if place.type == "cuda" else "gloo"
         if backend == "nccl" and place.type != "cuda":
@@ -134,6 +139,7 @@ class World:
         dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=size)
         own = PrefixStore("dat", store)
         world = cls(rank, size, place, backend, True, timeout, own, surroundings=around)
+        world = replace(world, local_rank=local_rank, local_size=local_size)
         atexit.register(world.close)  # a script that does not close it must still end cleanly
         if size > 1:
             threading.Thread(target=world._answer, args=(world.over,), daemon=True).start()
@@ -160,6 +166,19 @@ class World:
         rows = torch.empty((self.size, *mine.shape), dtype=mine.dtype, device=self.device)
         dist.all_gather(list(rows.unbind()), mine)
         return rows.cpu()
+
+    def workers_a_node(self) -> int:
+        """How many workers each node has, if all have as many and count them in order; all ask."""
+        mine = torch.tensor([self.local_rank, self.local_size])
+        found = [(int(rank), int(size)) for rank, size in self.gather(mine).tolist()]
+        size = found[0][1]
+        if found != [(rank % size, size) for rank in range(self.size)]:
+            sizes = ", ".join(str(size) for rank, size in found if rank == 0)
+            raise WorkerError(
+                f"protocol.inside = none: nodes have as many workers as each other, not {sizes}; "
+                f"start as many on each, or set protocol.inside to a divisor of {self.size}"
+            )
+        return size
 
     def meet(self) -> None:
         """Wait until all workers are here."""

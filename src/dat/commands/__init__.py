@@ -13,6 +13,7 @@ from dat.commands import (
     data,
     exporting,
     helping,
+    launching,
     measuring,
     profiling,
     reproducing,
@@ -21,7 +22,10 @@ from dat.commands import (
 )
 from dat.commands.arguments import Commands, teach
 
-GROUPS = (training, measuring, exporting, showing, reproducing, data, profiling, bench, helping)
+GROUPS = (
+    *(training, launching, measuring, exporting, showing, reproducing, data, profiling, bench),
+    helping,
+)
 
 ABOUT = """\
 Train image classifiers that withstand adversarial attack, on one machine or on many.

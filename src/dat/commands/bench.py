@@ -11,6 +11,7 @@ from dat.commands.arguments import (
     count,
     counts,
     measuring_arguments,
+    positive,
     words_of,
     workers_argument,
 )
@@ -32,6 +33,7 @@ def add(commands: Commands) -> None:
             "  dat bench comm --workers 4 --link 1gbit,10gbit,unshaped\n"
             "  dat bench comm --workers 6 --quantizer vector --bits 32,16,8 "
             "--protocols gather,server\n"
+            "  dat bench comm --workers 6 --inside 3 --protocols chunked,hybrid --link 1gbit\n"
             "  torchrun --nnodes 6 ... -m dat bench comm       on a cluster of your own",
         )
     )
@@ -54,7 +56,13 @@ def _comm_arguments(comm: argparse.ArgumentParser) -> None:
         "--protocols",
         type=words_of,
         default=("dense", "gather", "server", "chunked", "ring"),
-        help="e.g. dense,chunked (all)",
+        help="e.g. dense,chunked,hybrid (all but hybrid)",
+    )
+    comm.add_argument(
+        "--inside",
+        type=positive,
+        metavar="Q",
+        help="workers a host, the nodes of protocol hybrid; divides --workers (as launched)",
     )
     comm.add_argument("--quantizer", default="bucket", help="bucket, tensor or vector (bucket)")
     comm.add_argument(
@@ -86,7 +94,7 @@ def _comm(arguments: argparse.Namespace, words: list[str]) -> int:
     from dat.bench import CommPlan, bench_comm, measure_comm, show_comm
     from dat.report import check_picture
 
-    names = ("model", "values", "bits", "protocols", "quantizer", "repeats", "threads")
+    names = ("model", "values", "bits", "protocols", "quantizer", "repeats", "threads", "inside")
     plan = CommPlan(**{name: getattr(arguments, name) for name in names})
     if arguments.plot:
         check_picture(arguments.plot)

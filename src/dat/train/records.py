@@ -49,6 +49,8 @@ class EpochRecord(NamedTuple):
     ema_ra: float | None = None
     trust_ratios: dict[str, float] | None = None
     """LALR's ratio of each adapted layer in the last step."""
+    mb_between: float = 0.0
+    """Of `mb_per_step`, the megabytes that leave a node."""
 
 
 class Listener:
@@ -93,7 +95,7 @@ class Tally:
         traffic = self.traffic
         mine = (
             *(self.elapsed, traffic.busy, traffic.exposed, traffic.sent),
-            *(self.attack, self.update),
+            *(self.attack, self.update, traffic.between),
         )
         everyone = world.gather(torch.tensor(mine, dtype=torch.float64))
         slowest, sent = everyone.amax(0).tolist(), everyone[:, 3] / steps / 1e6
@@ -106,6 +108,7 @@ class Tally:
             "mb_epoch": float(sent.sum()) * steps,
             "attack_seconds": float(everyone[:, 4].mean()),
             "update_seconds": float(everyone[:, 5].mean()),
+            "mb_between": float(everyone[:, 6].sum()) / steps / 1e6,
         }
 
     def add(self, report: StepReport) -> None:
