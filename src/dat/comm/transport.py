@@ -1,4 +1,5 @@
-"""Two ways for bytes to travel between all workers at once.
+"""Two ways for bytes to travel between all workers of a group at once; a worker's number is that in
+the group.
 
 gloo's own all-to-all posts its receives late and takes half as long again on a slow link as single
 sends with every receive posted first. These also leave time: a message is written while the one
@@ -19,7 +20,7 @@ def swap(out: Tensor, into: Tensor, group: dist.ProcessGroup, write: Callable[[i
 
     `write(i)` fills row i, and is called as late as possible.
     """
-    rank, workers = dist.get_rank(), len(into)
+    rank, workers = dist.get_rank(group), len(into)
     if out.device.type != "cpu":
         for i in range(workers):
             write(i)
@@ -30,7 +31,7 @@ def swap(out: Tensor, into: Tensor, group: dist.ProcessGroup, write: Callable[[i
     for k in range(1, workers):  # each begins with its neighbour, so that not all send to one
         to = (rank + k) % workers
         write(to)
-        sends.append(dist.isend(out[to], to, group=group))
+        sends.append(dist.isend(out[to], group=group, group_dst=to))
     write(rank)
     into[rank].copy_(out[rank])
     for _, work in receives:
@@ -42,14 +43,16 @@ def publish(
     own: Tensor, into: Tensor, group: dist.ProcessGroup, read: Callable[[int], None]
 ) -> None:
     """Everybody's `own`, one row a worker. `read(i)` is called as soon as row i is there."""
-    rank, workers = dist.get_rank(), len(into)
+    rank, workers = dist.get_rank(group), len(into)
     if own.device.type != "cpu":
         dist.all_gather_single(into.flatten(), own, group=group)
         for i in range(workers):
             read(i)
         return
     receives = _receives(into, group)
-    sends = [dist.isend(own, (rank + k) % workers, group=group) for k in range(1, workers)]
+    sends = [
+        dist.isend(own, group=group, group_dst=(rank + k) % workers) for k in range(1, workers)
+    ]
     into[rank].copy_(own)
     read(rank)
     for peer, work in receives:
@@ -60,11 +63,11 @@ def publish(
 
 def _receives(into: Tensor, group: dist.ProcessGroup) -> list[tuple[int, dist.Work]]:
     """All of them at once, the first to come first."""
-    rank, workers = dist.get_rank(), len(into)
+    rank, workers = dist.get_rank(group), len(into)
     begun = []
     for k in range(1, workers):
         peer = (rank - k) % workers
-        work = dist.irecv(into[peer], peer, group=group)
+        work = dist.irecv(into[peer], group=group, group_src=peer)
         assert work is not None
         begun.append((peer, work))
     return begun
