@@ -55,9 +55,10 @@ class Gathering(_Counted):
         async_op: bool = False,
     ) -> dist.Work | None:
         with self.flight((group.size() - 1) * input_tensor.nbytes, input_tensor):
-            return dist.all_gather_single(
+            work: dist.Work | None = dist.all_gather_single(
                 output_tensor, input_tensor, group=group, async_op=async_op
             )
+        return work
 
 
 class Scattering(_Counted):
@@ -109,6 +110,7 @@ class Scattering(_Counted):
         workers, rank = group.size(), dist.get_rank(group)
         if not self._layouts:
             self._layouts = [self._layout(workers, number) for number in range(workers)]
+            self._mine = _shifted(self._layouts[rank], -rank * len(out))
         if sum(cut(it.shape, workers, 0).rows * _row(it) for it in self._slots) != len(out):
             raise ValueError(
                 "comm.shard: some parameter has no part in the loss, so the gradient cannot be "
@@ -125,11 +127,8 @@ class Scattering(_Counted):
 
         with self.flight((workers - 1) * size, flat):
             swap(sent, got, group, write)
-            mine = _shifted(self._layouts[rank], -rank * len(out))
-            total = (
-                out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
-            )
-            codec.add_up(got, mine, total)
+            total = out.float()  # itself, if it is of that type
+            codec.add_up(got, self._mine, total)
             if total is not out:
                 out.copy_(total)
 

@@ -177,7 +177,7 @@ def _skeleton(module: nn.Module) -> nn.Module:
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
         for p in module.parameters()
     }
-    return copy.deepcopy(module, hollow)  # type: ignore[arg-type]
+    return copy.deepcopy(module, hollow)
 
 
 def _slots(module: nn.Module) -> dict[int, Slot]:

@@ -49,7 +49,7 @@ def part_of(tensor: Tensor) -> Part | None:
 
 def local_of(tensor: Tensor) -> Tensor:
     """This worker's part itself, without a gradient; of a whole tensor all of it."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def like(local: Tensor, other: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def like(local: Tensor, other: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """All of it, at every worker; all of them call this."""
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 class Shards:

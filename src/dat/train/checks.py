@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dat.attacks import PGD
 from dat.comm import check_team
 from dat.fields import SettingError
+from dat.train.sharding import check_sharded
 
 if TYPE_CHECKING:
     from dat.train.trainer import Trainer
@@ -29,6 +30,8 @@ def check(trainer: Trainer) -> None:
         raise ValueError(
             "compute.recompute: not for teams, as their batch norms meet; use train.team = 1"
         )
+    if trainer.sharded:
+        check_sharded(trainer)
     _check_labels(trainer)
     if isinstance(trainer.attack, PGD):
         _check_pgd(trainer.attack, trainer)
