@@ -110,7 +110,7 @@ class Engine:
     def of_sharded(cls, model: nn.Module, compute: Compute) -> Engine:
         """For a model of which each worker has a part: it is attacked itself, as a copy would be a
         whole one, and its weights stay as torch cuts them, channels first."""
-        notes = ("sharded: attacked as it is, channels first",)
+        notes: tuple[str, ...] = ("sharded: attacked as it is, channels first",)
         if compute.precision != "float32":
             notes = (*notes, compute.precision)
         blocks = _blocks(model) if compute.recompute else ()

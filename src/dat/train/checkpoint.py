@@ -69,7 +69,7 @@ def unpack(value: Any, tensors: Mapping[str, Tensor | Parted]) -> Any:
     if not isinstance(value, dict):
         return value
     if "$tensor" in value or "$parts" in value:
-        return tensors[value.get("$tensor", value.get("$parts"))]
+        return tensors[value["$tensor" if "$tensor" in value else "$parts"]]
     if "$items" in value:
         return {key: unpack(it, tensors) for key, it in value["$items"]}
     if "$tuple" in value:
@@ -175,7 +175,7 @@ def read(place: Path) -> tuple[Any, Iterator[Path]]:
             raise KeyError(STATE)
         tensors = load((place / STATE).read_bytes())
         parts = find_parts(own) if manifest["format"] == SHARDED else {}
-        state = unpack(manifest["state"], tensors | parts)
+        state = unpack(manifest["state"], {**tensors, **parts})
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise Refused(f"{place}: not a checkpoint ({error})") from None
     return state, iter(own)

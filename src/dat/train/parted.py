@@ -46,7 +46,7 @@ class Parted:
                     found.append(file.get_slice(self.name)[low - first : high - first])
         if not found:
             with safe_open(self.parts[0][2], framework="pt") as file:
-                return file.get_tensor(self.name)[:0].clone()
+                found.append(file.get_tensor(self.name)[:0])
         return torch.cat(found)
 
     @property

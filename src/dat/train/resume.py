@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dat.attacks import PGD, Free
-from dat.comm import Traffic, part_of
+from dat.comm import Part, Traffic, part_of
 from dat.optim import EMA
 from dat.train import checkpoint
 from dat.train.checkpoint import Refused, Tensors
@@ -226,7 +226,8 @@ class Saver:
         self._wait()
         trainer.read_times()
         step, rank, first = trainer.updates, trainer.world.rank, trainer.world.first
-        own, tensors, packed, parts = own_of(trainer), Tensors(), None, {}
+        own, tensors, packed = own_of(trainer), Tensors(), None
+        parts: dict[str, Part] = {}
         if first or trainer.sharded:
             packed = checkpoint.pack(state_of(trainer), tensors)
         if trainer.sharded:

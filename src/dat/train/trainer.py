@@ -172,8 +172,8 @@ class Trainer:
         exchange = self._sharded_exchange() if self.sharded else self._exchange()
         check_data(self.supply, self.batch, self.world)
         if self.ema:
-            parted = isinstance(exchange, ShardedExchange)
-            self._averaged = EMA(exchange.parted() if parted else self.model, self.ema)
+            cut = exchange.parted() if isinstance(exchange, ShardedExchange) else self.model
+            self._averaged = EMA(cut, self.ema)
         self.worker = Worker(
             supply=self.supply,
             threat=self.threat,
