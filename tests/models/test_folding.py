@@ -250,7 +250,8 @@ def built(kind: Callable[[], nn.Module]) -> nn.Module:
 
 @every_model
 def test_every_network_answers_alike_without_batch_norms(name: str) -> None:
-    net = used(build_model(name, CLASSES, width=2))
+    # a layer norm of two values magnifies rounding where they are nearly the same
+    net = used(build_model(name, CLASSES, width=8 if name.startswith("vit") else 2))
     model = normalized(net, [0.4, 0.5, 0.6], [0.2, 0.3, 0.25])
     x = images(size=16)
     folded, note, _ = fold(model, x[:4])

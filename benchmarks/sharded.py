@@ -1,0 +1,189 @@
+"""A sharded model (FSDP2) beside whole ones (DDP): losses, trust ratios, bytes, memory a worker.
+
+    python benchmarks/sharded.py
+
+Losses: 20 steps of PGD-3 with LAMB on the digits, a ViT of 2.7 million weights, single precision;
+differences are relative, the largest of all steps, to DDP on as many workers. Memory: two steps of
+PGD-1 with LAMB of a ViT of 38 million weights on images of 64 x 64, the first one not counted; the
+peak is the kernel's (VmHWM) above what a worker had before it made the model, "kept" is the size of
+its weights, gradients and moments. All without the copy that DDP would attack (compute.fold).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from runs import save, table
+from torch import Tensor
+
+from dat.attacks import PGD
+from dat.bench import memory
+from dat.bench.workers import LOCAL, run_workers
+from dat.comm import Buckets, World, local_of
+from dat.compute import Compute
+from dat.data import ImageData, load
+from dat.models import build_model, normalized
+from dat.optim import LAMB
+from dat.threat import ThreatModel
+from dat.train import EpochRecord, Listener, Trainer
+from dat.train.step import StepReport
+
+STEPS = 20
+LOSSES: dict[str, tuple[int, dict[str, Any]]] = {
+    "DDP, 2": (2, {}),
+    "FSDP, 2": (2, {"shard": 2}),
+    "DDP, 4": (4, {}),
+    "FSDP, 4": (4, {"shard": 4}),
+    "FSDP, 4, a block at a time": (4, {"shard": 4, "gather": "block"}),
+    "HSDP, 2 x 2": (4, {"shard": 2}),
+    "FSDP, 4, 8 bits": (4, {"shard": 4, "bits": 8}),
+}
+MEMORY: dict[str, tuple[int, dict[str, Any]]] = {
+    "1 worker": (1, {}),
+    "DDP, 2": (2, {}),
+    "DDP, 4": (4, {}),
+    "FSDP, 2": (2, {"shard": 2}),
+    "FSDP, 4": (4, {"shard": 4}),
+    "FSDP, 2, a block at a time": (2, {"shard": 2, "gather": "block"}),
+    "FSDP, 4, a block at a time": (4, {"shard": 4, "gather": "block"}),
+    "HSDP, 2 x 2": (4, {"shard": 2}),
+}
+
+
+class Watch(Listener):
+    def __init__(self) -> None:
+        gc.collect()
+        self.before = memory.resident()
+        self.losses: list[float] = []
+        self.ratios: list[dict[str, float]] = []
+        self.sent: list[int] = []
+        self.peak = self.kept = self.ended = 0
+
+    def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
+        self.losses.append(report.loss)
+        self.ratios.append(trainer.trust_ratios())
+        self.sent.append(report.traffic.sent)
+        if len(self.losses) > 1:
+            self.peak = max(self.peak, memory.peak() - self.before)
+        self.kept = sum(local_of(it).nbytes for it in _kept(trainer))
+        memory.reset_peak()
+
+    def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
+        self.ended = memory.peak() - self.before
+
+
+def _kept(trainer: Trainer) -> list[Tensor]:
+    moments = [it for state in trainer.worker.optimizer.state.values() for it in state.values()]
+    parameters = list(trainer.model.parameters())
+    found = [*parameters, *(p.grad for p in parameters), *moments]
+    return [it for it in found if isinstance(it, Tensor)]
+
+
+def trainer_of(kind: str, options: dict[str, Any], world: World, watch: Watch) -> Trainer:
+    quantizer = Buckets(bits=options.pop("bits", 32))
+    common: dict[str, Any] = {
+        "optimizer": LAMB(lr=0.01),
+        "epochs": 1,
+        "compute": Compute(fold=False),
+        "quantizer": quantizer,
+        "world": world,
+        "listeners": [watch],
+        **options,
+    }
+    if kind == "losses":
+        data = load("digits")
+        model = normalized(build_model("vit-4", 10, channels=1), data.mean, data.std)
+        some = data.train.take(torch.arange(48 * STEPS))
+        attack, threat = PGD(steps=3), ThreatModel(eps=0.2)
+        return Trainer(model=model, data=some, batch=48, attack=attack, threat=threat, **common)
+    random = torch.Generator().manual_seed(0)
+    pictures = torch.rand(16, 3, 64, 64, generator=random)
+    some = ImageData.of(pictures, torch.arange(16) % 10, classes=10)
+    model = build_model("vit-16", 10, width=512)
+    return Trainer(model=model, data=some, batch=8, attack=PGD(steps=1), **common)
+
+
+def work(kind: str, options: str, folder: str) -> None:
+    """What one worker does."""
+    with World.join(device="cpu", threads=1) as world:
+        watch = Watch()
+        trainer = trainer_of(kind, json.loads(options), world, watch)
+        weights = sum(p.numel() for p in trainer.model.parameters())
+        trainer.fit()
+        found = vars(watch) | {"weights": weights}
+        Path(folder, f"{world.rank}.json").write_text(json.dumps(found))
+
+
+def run(kind: str, workers: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, __file__, kind, json.dumps(options), folder]
+        run_workers([LOCAL] * workers, words)
+        return [json.loads(Path(folder, f"{it}.json").read_text()) for it in range(workers)]
+
+
+def difference(one: list[float], other: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
+
+
+def losses() -> tuple[dict[str, Any], str]:
+    found = {name: run("losses", *details)[0] for name, details in LOSSES.items()}
+    results, rows = {}, []
+    for name, (workers, _) in LOSSES.items():
+        mine, ddp = found[name], found[f"DDP, {workers}"]
+        ratios = [
+            difference(list(one.values()), [other[key] for key in one])
+            for one, other in zip(mine["ratios"], ddp["ratios"], strict=True)
+        ]
+        gap = difference(mine["losses"], ddp["losses"])
+        results[name] = {
+            "losses": mine["losses"],
+            "loss_difference": gap,
+            "ratio_difference": max(ratios),
+            "ratio_difference_first_step": ratios[0],
+            "bytes_per_step": mine["sent"][1],
+        }
+        same = name.startswith("DDP")
+        rows.append(
+            [
+                name,
+                f"{mine['losses'][0]:.4f}, {mine['losses'][-1]:.4f}",
+                "" if same else f"{gap:.1e}",
+                "" if same else f"{ratios[0]:.1e}",
+                "" if same else f"{max(ratios):.1e}",
+                f"{mine['sent'][1] / 1e6:.1f}",
+            ]
+        )
+    head = ("", "loss, first and last", "losses differ", "ratios, step 1", "ratios, all")
+    return results, table((*head, "MB sent a step and worker"), rows)
+
+
+def memories() -> tuple[dict[str, Any], str]:
+    results, rows = {}, []
+    for name, details in MEMORY.items():
+        seen = run("memory", *details)
+        most = {key: max(it[key] for it in seen) for key in ("peak", "kept", "ended")}
+        results[name] = most | {"sent": seen[0]["sent"][1], "weights": seen[0]["weights"]}
+        mega = [f"{most[key] / 2**20:.0f}" for key in ("kept", "peak", "ended")]
+        rows.append([name, *mega, f"{results[name]['sent'] / 2**20:.0f}"])
+        print(rows[-1], flush=True)
+    head = ("", "kept", "peak of a step", "peak at the epoch's end", "sent a step")
+    return results, table(tuple(f"{it} (MiB)" if it else it for it in head), rows)
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        work(*sys.argv[1:])
+        return
+    one, first = losses()
+    other, second = memories()
+    save(Path(__file__), {"losses": one, "memory": other}, f"{first}\n{second}")
+
+
+if __name__ == "__main__":
+    main()
