@@ -24,7 +24,7 @@ from dat.train.perturbation import WeightAttack
 from tests.distributed import sharded_in_workers
 from tests.distributed.conftest import DAT, SMALL, distance, run, train, weights
 from tests.distributed.forked import run_workers
-from tests.distributed.sharded_in_workers import CASES, STEPS, images
+from tests.distributed.sharded_in_workers import CASES, COMMON, STEPS, TIMES, images
 
 Seen = list[dict[str, Any]]
 Watch = Callable[[int, int], tuple[Path, Seen]]
@@ -48,14 +48,16 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Watch:
     return seen
 
 
-@every_size
-@pytest.mark.parametrize("case", CASES)
+MOST = [(size, case) for size in SIZES for case in CASES if size[0] == 2 or case in COMMON]
+
+
+@pytest.mark.parametrize(("size", "case"), MOST, ids=str)
 def test_losses_and_weights_are_those_of_whole_models(
     watch: Watch, size: tuple[int, int], case: str
 ) -> None:
     folder, (first, *_) = watch(*size)
     sharded, whole = (first["compare"][f"{case} {how}"] for how in ("sharded", "whole"))
-    assert len(whole["losses"]) == STEPS or case == "batch norm"
+    assert len(whole["losses"]) == (STEPS if case == "lamb" else STEPS // 2)
     assert len(set(whole["losses"])) == len(whole["losses"])
     # losses travel in single precision
     torch.testing.assert_close(sharded["losses"], whole["losses"], rtol=1e-6, atol=0)
@@ -63,14 +65,13 @@ def test_losses_and_weights_are_those_of_whole_models(
     assert distance(*found) < 1e-9
 
 
-@every_size
-@pytest.mark.parametrize("case", ["lamb", "block", "lars", "classic"])
+@pytest.mark.parametrize(("size", "case"), [it for it in MOST if it[1] != "sgd"], ids=str)
 def test_trust_ratios_are_those_of_whole_layers(
     watch: Watch, size: tuple[int, int], case: str
 ) -> None:
     _, seen = watch(*size)
     whole = seen[0]["compare"][f"{case} whole"]["ratios"]
-    assert len(whole[0]) == len(Trainer(model=small(), data=images()).trust_ratios()) or whole[0]
+    assert len(whole[0]) > 10
     for worker in seen:  # each has other parts, and knows the same ratios
         for found, wanted in zip(
             worker["compare"][f"{case} sharded"]["ratios"], whole, strict=True
@@ -92,23 +93,21 @@ def test_a_worker_keeps_its_part_only(watch: Watch, size: tuple[int, int]) -> No
     assert max(it["parameters"] for it in group) < 1.3 * whole["parameters"] / size[1]
 
 
-@every_size
-def test_bytes_to_the_byte(watch: Watch, size: tuple[int, int]) -> None:
-    """What differs between gathering for an attack and block by block: two steps of an attack and
-    an update gather all blocks twice each, the rest of the network once."""
-    _, seen = watch(*size)
+def test_gathering_once_sends_less(watch: Watch) -> None:
+    """Two steps of an attack and an update gather all blocks twice each, or once in all."""
+    _, seen = watch(2, 2)
     kept, freed = (seen[0]["compare"][f"{case} sharded"]["sent"] for case in ("lamb", "block"))
     assert kept < freed / 2
 
 
 @every_size
 def test_quantized_gradients_are_right_on_average(watch: Watch, size: tuple[int, int]) -> None:
-    """40 times the same gradient in 4 bits: the noise of the mean is a 40th, give or take."""
+    """So many times the same gradient in 4 bits: the noise of the mean is as many times less."""
     _, seen = watch(*size)
     for worker in seen:
         found = worker["quantized"]
         assert 1e-3 < found["relative"] < 0.1
-        assert 0.5 / 40 < found["of the mean"] < 2 / 40
+        assert 0.5 < TIMES * found["of the mean"] < 2
         assert found["vectors"] < 1e-4  # sent as floats
         assert found["again"]
         assert found["sent"] < found["dense"]
