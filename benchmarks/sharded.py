@@ -64,7 +64,7 @@ class Watch(Listener):
         self.losses: list[float] = []
         self.ratios: list[dict[str, float]] = []
         self.sent: list[int] = []
-        self.peak = self.kept = self.ended = 0
+        self.peak = self.kept = self.at_end = 0
 
     def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
         self.losses.append(report.loss)
@@ -76,7 +76,7 @@ class Watch(Listener):
         memory.reset_peak()
 
     def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
-        self.ended = memory.peak() - self.before
+        self.at_end = memory.peak() - self.before
 
 
 def _kept(trainer: Trainer) -> list[Tensor]:
@@ -172,9 +172,9 @@ def memories() -> tuple[dict[str, Any], str]:
     for name, details in MEMORY.items():
         workers, options = details
         seen = [it[name] for it in run("memory", workers, {name: options})]
-        most = {key: max(it[key] for it in seen) for key in ("peak", "kept", "ended")}
+        most = {key: max(it[key] for it in seen) for key in ("peak", "kept", "at_end")}
         results[name] = most | {"sent": seen[0]["sent"][1], "weights": seen[0]["weights"]}
-        mega = [f"{most[key] / 2**20:.0f}" for key in ("kept", "peak", "ended")]
+        mega = [f"{most[key] / 2**20:.0f}" for key in ("kept", "peak", "at_end")]
         rows.append([name, *mega, f"{results[name]['sent'] / 2**20:.0f}"])
         print(rows[-1], flush=True)
     head = ("", "kept", "peak of a step", "peak at the epoch's end", "sent a step")

@@ -81,16 +81,18 @@ def images(count: int = 60) -> ImageData:
 
 
 def make(world: World, watch: Watch, **options: Any) -> Trainer:
+    batch = 6 if world.size < 4 else 8
     usual: dict[str, Any] = {
         "model": Double(normalised=options.pop("normalised", False)),
-        "data": images(),
+        "data": images(10 * batch),
         "holdout": images(12),
         "threat": ThreatModel(eps=0.05),
         "attack": PGD(steps=2),
         "selection": PGD(steps=1),
         "optimizer": LAMB(lr=0.02),
         "epochs": 2,
-        "batch": 6,
+        "batch": batch,
+        "parts": batch,  # else they would depend on the number of workers
         "ema": 0.9,
         "compute": Compute(fold=False),
         "world": world,
