@@ -2,7 +2,7 @@
 
     python benchmarks/sharded.py
 
-Losses: 20 steps of PGD-3 with LAMB on the digits, a ViT of 2.7 million weights, single precision;
+Losses: 20 steps of PGD-3 with LAMB on the digits, a ViT of 0.7 million weights, single precision;
 differences are relative, the largest of all steps, to DDP on as many workers. Memory: three steps
 of PGD-1 with LAMB of a ViT of 21 million weights on images of 32 x 32, the first one not counted;
 the peak is the kernel's (VmHWM) above what a worker had before it made the model, "kept" is the
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
+import os
 import tempfile
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from runs import save, table
@@ -24,10 +25,10 @@ from torch import Tensor
 
 from dat.attacks import PGD
 from dat.bench import memory
-from dat.bench.workers import LOCAL, run_workers
 from dat.comm import Buckets, World, local_of
 from dat.compute import Compute
 from dat.data import ImageData, load
+from dat.launch import STORE
 from dat.models import build_model, normalized
 from dat.optim import LAMB
 from dat.threat import ThreatModel
@@ -99,7 +100,7 @@ def trainer_of(kind: str, options: dict[str, Any], world: World, watch: Watch) -
     }
     if kind == "losses":
         data = load("digits")
-        model = normalized(build_model("vit-4", 10, channels=1), data.mean, data.std)
+        model = normalized(build_model("vit-4", 10, channels=1, width=96), data.mean, data.std)
         some = data.train.take(torch.arange(48 * STEPS))
         attack, threat = PGD(steps=3), ThreatModel(eps=0.2)
         return Trainer(model=model, data=some, batch=48, attack=attack, threat=threat, **common)
@@ -110,11 +111,11 @@ def trainer_of(kind: str, options: dict[str, Any], world: World, watch: Watch) -
     return Trainer(model=model, data=some, batch=8, attack=PGD(steps=1), **common)
 
 
-def work(kind: str, cases: str, folder: str) -> None:
+def work(kind: str, cases: dict[str, dict[str, Any]], folder: str) -> None:
     """What one worker does."""
     with World.join(device="cpu", threads=1) as world:
         found = {}
-        for name, options in json.loads(cases).items():
+        for name, options in cases.items():
             watch = Watch()
             trainer = trainer_of(kind, options, world, watch)
             weights = sum(p.numel() for p in trainer.model.parameters())
@@ -123,10 +124,32 @@ def work(kind: str, cases: str, folder: str) -> None:
         Path(folder, f"{world.rank}.json").write_text(json.dumps(found))
 
 
+def _be_a_worker(kind: str, cases: dict[str, dict[str, Any]], folder: str) -> NoReturn:
+    code = 1
+    try:
+        work(kind, cases, folder)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
 def run(kind: str, workers: int, cases: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """In workers that are forked, as torch is loaded already; nothing here has started a thread."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, __file__, kind, json.dumps(cases), folder]
-        run_workers([LOCAL] * workers, words)
+        common = {"WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers, STORE: f"{folder}/store"}
+        started = []
+        for rank in range(workers):
+            pid = os.fork()
+            if not pid:
+                own = common | {"RANK": rank, "LOCAL_RANK": rank}
+                os.environ |= {name: str(value) for name, value in own.items()}
+                _be_a_worker(kind, cases, folder)
+            started.append(pid)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in started]
+        if any(codes):
+            raise OSError(f"the workers ended with {codes}")
         return [json.loads(Path(folder, f"{it}.json").read_text()) for it in range(workers)]
 
 
@@ -135,7 +158,8 @@ def difference(one: list[float], other: list[float]) -> float:
 
 
 def losses() -> tuple[dict[str, Any], str]:
-    found, results, rows = {}, {}, []
+    found: dict[str, tuple[int, dict[str, Any]]] = {}
+    results, rows = {}, []
     for workers, cases in LOSSES.items():
         found |= {name: (workers, it) for name, it in run("losses", workers, cases)[0].items()}
     for name, (workers, mine) in found.items():
@@ -145,6 +169,7 @@ def losses() -> tuple[dict[str, Any], str]:
             for one, other in zip(mine["ratios"], ddp["ratios"], strict=True)
         ]
         gap = difference(mine["losses"], ddp["losses"])
+        print(name, gap, max(ratios), flush=True)
         results[name] = {
             "losses": mine["losses"],
             "loss_difference": gap,
@@ -182,9 +207,6 @@ def memories() -> tuple[dict[str, Any], str]:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        work(*sys.argv[1:])
-        return
     one, first = losses()
     other, second = memories()
     save(Path(__file__), {"losses": one, "memory": other}, f"{first}\n{second}")

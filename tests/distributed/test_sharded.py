@@ -183,7 +183,7 @@ def test_any_attack_is_refused_that_is_not_known_to_be_steady(few: World) -> Non
 def test_an_optimizer_that_knows_no_other_parts_says_so() -> None:
     """As with fully_shard in a user's own loop."""
     net = nn.Linear(2, 2)
-    net.weight.placements = ()  # type: ignore[assignment]
+    net.weight.placements = ()  # type: ignore[attr-defined]
     net(torch.ones(1, 2)).sum().backward()
     with pytest.raises(ValueError, match="LALR: the parameters are sharded"):
         LAMB()(net).step()
