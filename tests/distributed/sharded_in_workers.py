@@ -11,12 +11,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dat.attacks import PGD
+from dat.attacks import PGD, Free
 from dat.comm import Buckets, ShardedExchange, World, local_of
 from dat.compute import Compute, blocks_of
 from dat.data import ImageData
 from dat.models.preact_resnet import PreActBlock
 from dat.models.vit import ViT
+from dat.objectives import TRADES
 from dat.optim import LAMB, LARS, SGD
 from dat.threat import ThreatModel
 from dat.train import Listener, Resumption, Saver, Trainer
@@ -108,6 +109,8 @@ CASES: dict[str, dict[str, Any]] = {
     "lars": {"optimizer": LARS(lr=0.02), **SHORT},
     "classic": {"optimizer": LARS(lr=0.02, preset="classic"), **SHORT},
     "sgd": {"optimizer": SGD(lr=0.05), **SHORT},
+    "free": {"attack": Free(replays=2), **SHORT},
+    "trades": {"objective": TRADES(), **SHORT},
     "batch norm": {"normalised": True, **SHORT},
 }
 
