@@ -7,10 +7,12 @@ differences are relative, the largest of all steps, to DDP on as many workers. M
 of PGD-1 with LAMB of a ViT of 21 million weights on images of 32 x 32, the first one not counted;
 the peak is the kernel's (VmHWM) above what a worker had before it made the model, "kept" is the
 size of its weights, gradients and moments. All without the copy that DDP attacks (compute.fold).
+malloc gives back what is freed. It goes on with the results that there are.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from runs import save, table
+from runs import RESULTS, save, table
 from torch import Tensor
 
 from dat.attacks import PGD
@@ -36,6 +38,9 @@ from dat.train import EpochRecord, Listener, Trainer
 from dat.train.step import StepReport
 
 STEPS = 20
+MMAP_THRESHOLD = -3
+"""Of glibc's mallopt. Blocks above it are given back when they are freed; else what malloc keeps
+for the next ones counts as in use."""
 LOSSES: dict[int, dict[str, dict[str, Any]]] = {
     2: {"DDP, 2": {}, "FSDP, 2": {"shard": 2}},
     4: {
@@ -113,6 +118,7 @@ def trainer_of(kind: str, options: dict[str, Any], world: World, watch: Watch) -
 
 def work(kind: str, cases: dict[str, dict[str, Any]], folder: str) -> None:
     """What one worker does."""
+    ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 1 << 16)
     with World.join(device="cpu", threads=1) as world:
         found = {}
         for name, options in cases.items():
@@ -157,59 +163,63 @@ def difference(one: list[float], other: list[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
 
 
-def losses() -> tuple[dict[str, Any], str]:
+def losses() -> dict[str, Any]:
     found: dict[str, tuple[int, dict[str, Any]]] = {}
-    results, rows = {}, []
     for workers, cases in LOSSES.items():
         found |= {name: (workers, it) for name, it in run("losses", workers, cases)[0].items()}
+    results = {}
     for name, (workers, mine) in found.items():
         ddp = found[f"DDP, {workers}"][1]
         ratios = [
             difference(list(one.values()), [other[key] for key in one])
             for one, other in zip(mine["ratios"], ddp["ratios"], strict=True)
         ]
-        gap = difference(mine["losses"], ddp["losses"])
-        print(name, gap, max(ratios), flush=True)
         results[name] = {
             "losses": mine["losses"],
-            "loss_difference": gap,
+            "loss_difference": difference(mine["losses"], ddp["losses"]),
             "ratio_difference": max(ratios),
             "ratio_difference_first_step": ratios[0],
             "bytes_per_step": mine["sent"][1],
         }
-        same = name.startswith("DDP")
-        rows.append(
-            [
-                name,
-                f"{mine['losses'][0]:.4f}, {mine['losses'][-1]:.4f}",
-                "" if same else f"{gap:.1e}",
-                "" if same else f"{ratios[0]:.1e}",
-                "" if same else f"{max(ratios):.1e}",
-                f"{mine['sent'][1] / 1e6:.1f}",
-            ]
-        )
-    head = ("", "loss, first and last", "losses differ", "ratios, step 1", "ratios, all")
-    return results, table((*head, "MB sent a step and worker"), rows)
+    return results
 
 
-def memories() -> tuple[dict[str, Any], str]:
-    results, rows = {}, []
-    for name, details in MEMORY.items():
-        workers, options = details
+def memories() -> dict[str, Any]:
+    results = {}
+    for name, (workers, options) in MEMORY.items():
         seen = [it[name] for it in run("memory", workers, {name: options})]
         most = {key: max(it[key] for it in seen) for key in ("peak", "kept", "at_end")}
         results[name] = most | {"sent": seen[0]["sent"][1], "weights": seen[0]["weights"]}
-        mega = [f"{most[key] / 2**20:.0f}" for key in ("kept", "peak", "at_end")]
-        rows.append([name, *mega, f"{results[name]['sent'] / 2**20:.0f}"])
-        print(rows[-1], flush=True)
+        print(name, results[name], flush=True)
+    return results
+
+
+def tables(results: dict[str, dict[str, Any]]) -> str:
+    rows = []
+    for name, it in results["losses"].items():
+        keys = ("loss_difference", "ratio_difference_first_step", "ratio_difference")
+        gaps = ["" if name.startswith("DDP") else f"{it[key]:.1e}" for key in keys]
+        ends = f"{it['losses'][0]:.4f}, {it['losses'][-1]:.4f}"
+        rows.append([name, ends, *gaps, f"{it['bytes_per_step'] / 1e6:.1f}"])
+    head = ("", "loss, first and last", "losses differ", "ratios, step 1", "ratios, all")
+    first = table((*head, "MB sent a step and worker"), rows)
+    rows = [
+        [name, *(f"{it[key] / 2**20:.0f}" for key in ("kept", "peak", "at_end", "sent"))]
+        for name, it in results["memory"].items()
+    ]
     head = ("", "kept", "peak of a step", "peak at the epoch's end", "sent a step")
-    return results, table(tuple(f"{it} (MiB)" if it else it for it in head), rows)
+    second = table(tuple(f"{it} (MiB)" if it else it for it in head), rows)
+    return f"{first}\n{second}"
 
 
 def main() -> None:
-    one, first = losses()
-    other, second = memories()
-    save(Path(__file__), {"losses": one, "memory": other}, f"{first}\n{second}")
+    kept = RESULTS / "sharded.json"
+    results = json.loads(kept.read_text()) if kept.exists() else {}
+    for name, measure in (("losses", losses), ("memory", memories)):
+        if name not in results:
+            results[name] = measure()
+            kept.write_text(json.dumps(results))
+    save(Path(__file__), results, tables(results))
 
 
 if __name__ == "__main__":
