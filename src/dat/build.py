@@ -186,6 +186,8 @@ def make_trainer(config: RunConfig, data: Splits, world: World) -> Trainer:
         weight_attack=WeightAttack(config.train.awp, config.train.awp_warmup),
         quantizer=config.quantizer,
         protocol=config.protocol,
+        shard=config.comm.shard,
+        gather=config.comm.gather,
         seed=config.seed,
         world=world,
     )

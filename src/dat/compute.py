@@ -83,7 +83,7 @@ class Engine:
     def of(cls, model: nn.Module, compute: Compute, x: Tensor, work: int) -> Engine:
         """Set up for images like `x`, and so many passes of an image in all; the model's weights
         are laid out anew. Every worker decides alike."""
-        notes = []
+        notes: list[str] = []
         last, note = _layout(model, compute.layout, x)
         form = torch.channels_last if last else torch.contiguous_format
         model.to(memory_format=form)  # type: ignore[call-overload]
@@ -105,6 +105,16 @@ class Engine:
             notes.append(f"{len(convolutions)} convolutions by our kernels")
         said = tuple(it for it in notes if it)
         return cls(model, compute, folded, form, said, blocks, convolutions, x)
+
+    @classmethod
+    def of_sharded(cls, model: nn.Module, compute: Compute) -> Engine:
+        """For a model of which each worker has a part: it is attacked itself, as a copy would be a
+        whole one, and its weights stay as torch cuts them, channels first."""
+        notes: tuple[str, ...] = ("sharded: attacked as it is, channels first",)
+        if compute.precision != "float32":
+            notes = (*notes, compute.precision)
+        blocks = _blocks(model) if compute.recompute else ()
+        return cls(model, compute, notes=notes, blocks=blocks)
 
     def checked(self) -> Engine:
         """Itself, or without the copy if that no longer answers as the model does: something that
@@ -223,8 +233,9 @@ def _convolutions(model: nn.Module, compute: Compute) -> tuple[nn.Module, ...]:
     return tuple(layer for layer in model.modules() if ways(layer) != Ways())
 
 
-def _blocks(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Members of a sequence that have parts of their own and are no sequence themselves."""
+def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Members of a sequence that have parts of their own and are no sequence themselves; of those
+    within one another the inner ones."""
     sequences = (nn.Sequential, nn.ModuleList)
     found = {
         id(child): child
@@ -233,11 +244,15 @@ def _blocks(model: nn.Module) -> tuple[nn.Module, ...]:
         for child in module.children()
         if not isinstance(child, sequences) and any(child.children())
     }
-    blocks = tuple(
+    return tuple(
         block
         for block in found.values()
         if not any(id(it) in found for it in list(block.modules())[1:])
     )
+
+
+def _blocks(model: nn.Module) -> tuple[nn.Module, ...]:
+    blocks = blocks_of(model)
     if not blocks:
         raise SettingError(
             "compute.recompute: the model has no blocks, modules with parts of their own within an "

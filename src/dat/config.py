@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dat.attacks import ATTACKS, Attack
-from dat.comm import NORMS, PROTOCOLS, QUANTIZERS, Protocol, Quantizer
+from dat.comm import GATHER, NORMS, PROTOCOLS, QUANTIZERS, Protocol, Quantizer
 from dat.compute import Compute
 from dat.data import AUGMENTATIONS, WEIGH_BY, Reading
 from dat.fields import SettingError, Settings, component, section, setting
@@ -258,6 +258,18 @@ class CommConfig(Settings):
     )
     pin: bool = setting(False, "bind each worker to its share of the machine's cores")
     timeout: float = setting(300.0, "seconds to wait for a silent worker", gt=0)
+    shard: int | None = setting(
+        None,
+        "over how many neighbouring workers the weights are sharded (FSDP; fewer than all: HSDP); "
+        "divides the workers, none: every worker has all",
+        ge=1,
+    )
+    gather: str = setting(
+        "attack",
+        "how long sharded weights stay gathered: for the attack and the update's forward pass, or "
+        "a block at a time, which takes less memory and sends more",
+        choices=GATHER,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,8 @@ CLOSE = 1e-4
 """In units of the largest value."""
 
 every_model = pytest.mark.parametrize("name", MODELS)
+NARROW = {"vit-4": 8, "vit-16": 8}
+"""Other than 2: a layer norm of two values leaves hardly more of them than their order."""
 
 
 def images(number: int = 6, *, channels: int = 3, size: int = 8) -> Tensor:
@@ -250,7 +252,7 @@ def built(kind: Callable[[], nn.Module]) -> nn.Module:
 
 @every_model
 def test_every_network_answers_alike_without_batch_norms(name: str) -> None:
-    net = used(build_model(name, CLASSES, width=2))
+    net = used(build_model(name, CLASSES, width=NARROW.get(name, 2)))
     model = normalized(net, [0.4, 0.5, 0.6], [0.2, 0.3, 0.25])
     x = images(size=16)
     folded, note, _ = fold(model, x[:4])
@@ -289,7 +291,7 @@ def state(model: nn.Module) -> list[object]:
 
 @every_model
 def test_a_copy_follows_what_its_model_learns(name: str) -> None:
-    net = build_model(name, CLASSES, width=2)
+    net = build_model(name, CLASSES, width=NARROW.get(name, 2))
     model, x = normalized(net, [0.4, 0.5, 0.6], [0.2, 0.3, 0.25]), images()
     folded, _, follow = fold(model, x)
     before = folded(x)

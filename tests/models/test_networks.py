@@ -13,6 +13,8 @@ PUBLISHED = {
     "preact-resnet18": (10, 11_171_146),
     "resnet50": (1000, 25_557_032),
     "wrn-28-10": (10, 36_479_194),
+    # ViT-S/16 has 22,050,664, among them a class token and 197 positions, which ours has not
+    "vit-16": (1000, 22_050_664 - (1 + 197) * 384),
 }
 CLASSES = 7
 NARROW = 2

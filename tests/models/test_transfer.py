@@ -30,6 +30,8 @@ HEADS = {
     "preact-resnet18": "linear",
     "resnet50": "fc",
     "wrn-28-10": "linear",
+    "vit-4": "head",
+    "vit-16": "head",
 }
 BLOCKS = {
     "cnn": ["features", "head", "head.2"],
@@ -37,6 +39,8 @@ BLOCKS = {
     "preact-resnet18": ["conv", "stages.0", "stages.1", "stages.2", "stages.3", "linear"],
     "resnet50": ["conv1", "layer1", "layer2", "layer3", "layer4", "fc"],
     "wrn-28-10": ["conv", "stages.0", "stages.1", "stages.2", "linear"],
+    "vit-4": ["patches", "blocks", "head"],
+    "vit-16": ["patches", "blocks", "head"],
 }
 
 

@@ -3,6 +3,7 @@
 This is the only room that calls collectives.
 """
 
+from dat.comm.base import BaseExchange
 from dat.comm.choice import choose
 from dat.comm.exchange import Exchange
 from dat.comm.ledger import Ledger, Traffic, clock_of
@@ -29,14 +30,18 @@ from dat.comm.quantizer import (
     quantizer_name,
 )
 from dat.comm.reducer import Reducer
+from dat.comm.sharded import GATHER, ShardedExchange
+from dat.comm.shards import Part, Shards, check_shard, like, local_of, part_of
 from dat.comm.team import Team, check_team
 from dat.comm.world import LostWorker, WorkerError, World, backends
 
 __all__ = [
+    "GATHER",
     "NORMS",
     "PROTOCOLS",
     "QUANTIZERS",
     "Auto",
+    "BaseExchange",
     "Buckets",
     "Chunked",
     "Default",
@@ -47,21 +52,28 @@ __all__ = [
     "Ledger",
     "LostWorker",
     "Norms",
+    "Part",
     "PerTensor",
     "Protocol",
     "Quantizer",
     "Reducer",
     "Ring",
     "Server",
+    "ShardedExchange",
+    "Shards",
     "Team",
     "Traffic",
     "WholeVector",
     "WorkerError",
     "World",
     "backends",
+    "check_shard",
     "check_team",
     "choose",
     "clock_of",
+    "like",
+    "local_of",
+    "part_of",
     "protocol_name",
     "quantizer_name",
 ]

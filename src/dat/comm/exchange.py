@@ -7,37 +7,29 @@ the backward.
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
+from dat.comm.base import BaseExchange
 from dat.comm.choice import choose
-from dat.comm.ledger import Ledger
 from dat.comm.message import Slot
 from dat.comm.protocols import Default, Protocol
 from dat.comm.quantizer import Buckets, Quantizer
 from dat.comm.reducer import Reducer
-from dat.comm.routes import to_all_others
+from dat.comm.routes import Memory
 from dat.comm.world import World
-from dat.stages import staged
 
 WHOLE = 1 << 20
 """Megabytes that no gradient has: one bucket."""
 
 
-class Exchange:
-    """A model whose gradients are summed over the workers during `backward`.
-
-    Summed, not averaged: a worker divides its loss by the *global* batch, so that the sum is the
-    gradient of the mean whatever the number of workers and however the batch divides among them.
-    """
+class Exchange(BaseExchange):
+    """Every worker has the whole model."""
 
     def __init__(
         self,
@@ -49,10 +41,7 @@ class Exchange:
         seed: int = 0,
         norms_meet: bool = False,
     ) -> None:
-        """Where batch `norms_meet` in the forward pass, all workers have remembered the same."""
-        self.module = module
-        self.world = world
-        self.ledger = Ledger(world.device)
+        super().__init__(module, world, norms_meet=norms_meet)
         self._slots: dict[int, Slot] = {}
         length = 0
         for parameter in module.parameters():
@@ -68,17 +57,8 @@ class Exchange:
         self.reducer = Reducer(
             quantizer, protocol, world, length=length, ledger=self.ledger, seed=seed
         )
-        self._last_bucket = 0.0
         self._begun = False
         self._backwards = 0
-        self._norms = [
-            norm
-            for norm in module.modules()
-            if isinstance(norm, _NormBase) and norm.running_mean is not None
-            if not (norms_meet and isinstance(norm, _BatchNorm))
-        ]
-        statistics = ((norm.running_mean, norm.running_var) for norm in self._norms)
-        self._statistics = [buffer for pair in statistics for buffer in pair if buffer is not None]
         self._ddp = DistributedDataParallel(
             module,
             device_ids=[world.device.index] if world.device.type == "cuda" else None,
@@ -98,20 +78,9 @@ class Exchange:
         self.reducer.begin(epoch, step)
         self._begun = True
 
-    def forget(self) -> None:
-        """Drop what rounding left over (error feedback): it belongs to weights that are gone."""
-        for memory in self.reducer.memories or ():
-            memory.left.zero_()
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """An exchange that the updates' error feedback knows nothing of."""
-        memories = self.reducer.memories or ()
-        kept = [memory.left.clone() for memory in memories]
-        self.forget()
-        yield
-        for memory, left in zip(memories, kept, strict=True):
-            memory.left.copy_(left)
+    @property
+    def memories(self) -> Sequence[Memory]:
+        return self.reducer.memories or ()
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -123,35 +92,6 @@ class Exchange:
         """End the threads that exchange; all workers do. The module stays."""
         self.reducer.close()
 
-    def share(self, notes: Tensor) -> Callable[[], Tensor]:
-        """Begin to tell all workers this worker's `notes` (a few numbers) after a forward pass.
-
-        The running statistics of batch normalisation travel along and are averaged, so that
-        replicas stay identical. What is returned waits, after the backward pass, and gives one row
-        a worker.
-        """
-        parts = [notes.detach().float(), *(buffer.flatten() for buffer in self._statistics)]
-        mine = torch.cat(parts)
-        rows = mine.new_empty((self.world.size, len(mine)))
-        land = self.ledger.open_flight()
-        work = dist.all_gather(list(rows.unbind()), mine, async_op=True)
-
-        def arrive(gathered: torch.futures.Future[Any]) -> Tensor:
-            gathered.value()  # raises what the exchange failed with
-            land(*to_all_others(mine, self.world))
-            return rows
-
-        arrived = work.get_future().then(arrive)
-
-        @staged("exchange")
-        def settle() -> Tensor:
-            self.ledger.expose(time.perf_counter() - self._last_bucket)
-            arrived.wait()
-            self._average_statistics(rows[:, len(notes) :])
-            return rows[:, : len(notes)].cpu()
-
-        return settle
-
     def _count(self, bucket: GradBucket) -> None:
         """Where nobody says which step it is, backward passes are counted."""
         if bucket.index() == 0:
@@ -160,32 +100,6 @@ class Exchange:
             self._backwards += 1
         if bucket.is_last():
             self._begun = False
-
-    @torch.no_grad()
-    def _average_statistics(self, rows: Tensor) -> None:
-        """Make the running statistics those of all workers' shares together.
-
-        The variance of the union is the mean of the variances plus the variance of the means. The
-        running means differ between workers only by momentum * (mean of the share), as all started
-        from the same; so their variance counts 1 / momentum-fold.
-        """
-        columns = iter(rows.split([buffer.numel() for buffer in self._statistics], dim=1))
-        for norm in self._norms:
-            means, variances = next(columns), next(columns)
-            if not norm.training:  # nobody has changed them; a mean of equals may round
-                continue
-            assert norm.running_mean is not None and norm.running_var is not None
-            between = means.var(0, correction=0) / _momentum(norm)
-            norm.running_mean.copy_(means.mean(0))
-            norm.running_var.copy_(variances.mean(0) + between)
-
-
-def _momentum(norm: _NormBase) -> float:
-    """The share that the last batch has in the running statistics."""
-    if norm.momentum is not None:
-        return norm.momentum or 1.0
-    assert norm.num_batches_tracked is not None
-    return 1.0 / max(int(norm.num_batches_tracked), 1)
 
 
 def _sum_bucket(exchange: Exchange, bucket: GradBucket) -> torch.futures.Future[Tensor]:

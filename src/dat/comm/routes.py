@@ -219,9 +219,14 @@ def to_all_others(message: Tensor, world: World) -> Load:
     return Load((world.size - 1) * message.nbytes, (world.size - world.local_size) * message.nbytes)
 
 
+def ring_bytes(tensor: Tensor, workers: int) -> int:
+    """What one of so many workers sends in a ring: each of M chunks passes on M - 1 times to be
+    summed and M - 1 times to be spread."""
+    return 2 * (workers - 1) * tensor.nbytes // workers
+
+
 def around(tensor: Tensor, world: World) -> Load:
-    """What one worker sends in a ring: each of M chunks passes on M - 1 times to be summed and
-    M - 1 times to be spread. The last worker of a node sends to the next node."""
-    sent = 2 * (world.size - 1) * tensor.nbytes // world.size
+    """What one worker sends in a ring of all; the last one of a node sends to the next node."""
+    sent = ring_bytes(tensor, world.size)
     leaves = world.local_rank + 1 == world.local_size < world.size
     return Load(sent, sent if leaves else 0)

@@ -7,6 +7,7 @@ find at the image is added up.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +29,7 @@ class Team:
         self._device = world.device
         self._ledger = ledger or Ledger(world.device)
         self._group: Any = None
-        self._leaves = size > world.local_size or world.local_size % size > 0
+        self._leaves = world.leaves_node(size)
         if size == 1:
             return
         limit = timedelta(seconds=world.timeout)

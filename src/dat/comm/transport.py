@@ -1,4 +1,5 @@
-"""Two ways for bytes to travel between all workers at once, or among some of them.
+"""Two ways for bytes to travel between all workers of a group at once, or among some of them; a
+worker's number is that in the group.
 
 gloo's own all-to-all posts its receives late and takes half as long again on a slow link as single
 sends with every receive posted first. These also leave time: a message is written while the one
@@ -33,7 +34,7 @@ def swap(
     `write(i)` fills row i, and is called as late as possible. With a `circle` of ranks, this
     worker's among them, row i is that of its i-th; all circles have their turn at once.
     """
-    ranks, me = _places(into, circle)
+    ranks, me = _places(into, group, circle)
     if out[me].device.type != "cpu":
         for i in range(len(ranks)):
             write(i)
@@ -48,7 +49,7 @@ def swap(
         to = (me + k) % len(ranks)
         write(to)
         if out[to].numel():
-            sends.append(dist.isend(out[to], ranks[to], group=group))
+            sends.append(dist.isend(out[to], group=group, group_dst=ranks[to]))
     write(me)
     into[me].copy_(out[me])
     for _, work in receives:
@@ -64,7 +65,7 @@ def publish(
     circle: Sequence[int] | None = None,
 ) -> None:
     """Everybody's `own`, one row a worker. `read(i)` is called as soon as row i is there."""
-    ranks, me = _places(into, circle)
+    ranks, me = _places(into, group, circle)
     if own.device.type != "cpu":
         if circle is None and isinstance(into, Tensor):
             dist.all_gather_single(into.flatten(), own, group=group)
@@ -75,7 +76,7 @@ def publish(
         return
     receives = _receives(into, group, ranks, me)
     others = [ranks[(me + k) % len(ranks)] for k in range(1, len(ranks)) if own.numel()]
-    sends = [dist.isend(own, other, group=group) for other in others]
+    sends = [dist.isend(own, group=group, group_dst=other) for other in others]
     _keep(own, into[me])
     read(me)
     for peer, work in receives:
@@ -84,10 +85,12 @@ def publish(
     _wait(sends)
 
 
-def _places(into: Rows, circle: Sequence[int] | None) -> tuple[Sequence[int], int]:
-    """The ranks of those who take part, and this worker's place among them."""
+def _places(
+    into: Rows, group: dist.ProcessGroup, circle: Sequence[int] | None
+) -> tuple[Sequence[int], int]:
+    """The ranks, in the group, of those who take part, and this worker's place among them."""
     ranks = range(len(into)) if circle is None else circle
-    return ranks, ranks.index(dist.get_rank())
+    return ranks, ranks.index(dist.get_rank(group))
 
 
 def _receives(
@@ -98,7 +101,7 @@ def _receives(
     for k in range(1, len(ranks)):
         peer = (me - k) % len(ranks)
         if into[peer].numel():
-            work = dist.irecv(into[peer], ranks[peer], group=group)
+            work = dist.irecv(into[peer], group=group, group_src=ranks[peer])
             assert work is not None
             begun.append((peer, work))
     return begun
@@ -110,9 +113,9 @@ def _batch(out: Rows, into: Rows, group: dist.ProcessGroup, ranks: Sequence[int]
     for k in range(1, len(ranks)):
         to, peer = (me + k) % len(ranks), (me - k) % len(ranks)
         if out[to].numel():
-            posted.append(dist.P2POp(dist.isend, out[to], ranks[to], group=group))
+            posted.append(dist.P2POp(dist.isend, out[to], group=group, group_peer=ranks[to]))
         if into[peer].numel():
-            posted.append(dist.P2POp(dist.irecv, into[peer], ranks[peer], group=group))
+            posted.append(dist.P2POp(dist.irecv, into[peer], group=group, group_peer=ranks[peer]))
     _keep(out[me], into[me])
     if posted:
         _wait(dist.batch_isend_irecv(posted))

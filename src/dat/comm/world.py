@@ -149,6 +149,10 @@ class World:
         """This worker by itself, for work that is its own."""
         return Lone(0, 1, self.device, self.backend, False)
 
+    def leaves_node(self, size: int) -> bool:
+        """Whether `size` neighbours, as the workers are divided, are on more than one node."""
+        return size > self.local_size or self.local_size % size > 0
+
     @property
     def first(self) -> bool:
         """This worker speaks for all: it prints and writes the files."""

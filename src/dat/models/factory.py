@@ -13,6 +13,7 @@ from dat.imports import call, find_callable
 from dat.models.cnn import mnist_cnn, small_cnn
 from dat.models.preact_resnet import preact_resnet18
 from dat.models.resnet import resnet50
+from dat.models.vit import vit_4, vit_16
 from dat.models.wide_resnet import wrn_28_10
 from dat.rng import derive
 
@@ -24,6 +25,8 @@ MODELS: dict[str, Factory] = {
     "preact-resnet18": preact_resnet18,
     "resnet50": resnet50,
     "wrn-28-10": wrn_28_10,
+    "vit-4": vit_4,
+    "vit-16": vit_16,
 }
 
 

@@ -17,8 +17,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from dat.optim import kernel
-from dat.optim.directions import Direction, NativeDirection
+from dat.optim import kernel, parts
+from dat.optim.directions import Direction, NativeDirection, State
 
 Group = dict[str, Any]
 
@@ -34,6 +34,8 @@ class Layerwise(torch.optim.Optimizer, ABC):
     that the native kernel takes is updated there, any other by torch.
     """
 
+    shards: parts.Shards | None = None
+    """To be set where parameters are cut up over workers; the layers are then updated in parts."""
     _ratios: Sequence[tuple[Tensor, Tensor]] = ()
 
     @overload
@@ -48,6 +50,9 @@ class Layerwise(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.shards is not None:
+            self._ratios = self._step_in_parts(self.shards)
+            return loss
         ratios: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
             for params, native in self._batches(group["params"]):
@@ -63,9 +68,58 @@ class Layerwise(torch.optim.Optimizer, ABC):
         """(parameter, ratio) of each adapted layer in the last step; ratios stay on the device."""
         return list(self._ratios)
 
-    @abstractmethod
+    def _step_in_parts(self, shards: parts.Shards) -> list[tuple[Tensor, Tensor]]:
+        """All layers at once, so that their squares are summed over the workers in one go."""
+        plans, layers = [], []
+        for group in self.param_groups:
+            whole = [p for p in group["params"] if p.grad is not None]
+            if not whole:
+                continue
+            params = [shards.local(p) for p in whole]
+            grads = [shards.local(p.grad) for p in whole]
+            states = [parts.state_of(self.state[p], shards) for p in whole]
+            u, measured = self._direct(group, params, grads, states)
+            for part, param in zip(states, whole, strict=True):
+                parts.keep(part, self.state[param], param, shards)
+            plans.append(parts.Plan(group, params, u, measured, states))
+            layers.append(whole)
+        lengths = iter(parts.measure([it for it in plans if it.group["adapt"]], shards))
+        found: list[tuple[Tensor, Tensor]] = []
+        for plan, whole in zip(plans, layers, strict=True):
+            ratios = self._ratio(plan.group, *next(lengths)) if plan.group["adapt"] else None
+            self._move(plan.group, plan.params, plan.u, plan.states, ratios)
+            if ratios is not None:
+                found += zip(whole, ratios.unbind(), strict=True)
+        return found
+
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> Tensor | None:
         """Move the parameters; the trust ratios in one tensor, or none without adaptation."""
+        states = [self.state[param] for param in params]
+        u, measured = self._direct(group, params, grads, states)
+        ratios = self._ratio(group, norms(params), norms(measured)) if group["adapt"] else None
+        self._move(group, params, u, states, ratios)
+        return ratios
+
+    @abstractmethod
+    def _direct(
+        self, group: Group, params: list[Tensor], grads: list[Tensor], states: list[State]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Where to move, and whose length counts beside that of the parameters."""
+
+    @abstractmethod
+    def _ratio(self, group: Group, weight: Tensor, length: Tensor) -> Tensor:
+        """The trust ratios, from the lengths of parameters and of what `_direct` named."""
+
+    @abstractmethod
+    def _move(
+        self,
+        group: Group,
+        params: list[Tensor],
+        u: list[Tensor],
+        states: list[State],
+        ratios: Tensor | None,
+    ) -> None:
+        """Move the parameters."""
 
     @abstractmethod
     def _update_natively(
@@ -89,6 +143,12 @@ class Layerwise(torch.optim.Optimizer, ABC):
         for param in params:
             if param.grad is None:
                 continue
+            if hasattr(param, "placements"):
+                raise ValueError(
+                    f"{type(self).__name__}: the parameters are sharded, and a part's length is "
+                    "not its layer's; set the optimizer's `shards` (dat.comm.ShardedExchange has "
+                    "them)"
+                )
             if param.grad.layout != torch.strided:
                 raise ValueError(
                     f"{type(self).__name__} needs dense gradients, got {param.grad.layout}: "
@@ -127,20 +187,31 @@ class LALR(Layerwise):
         # torch pickles and copies only what it knows of
         return super().__getstate__() | {"direction": self.direction}
 
-    def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> Tensor | None:
-        states = [self.state[param] for param in params]
+    def _direct(
+        self, group: Group, params: list[Tensor], grads: list[Tensor], states: list[State]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         u = self.direction(params, grads, states, group["weight_decay"])
-        if not group["adapt"]:
-            torch._foreach_add_(params, u, alpha=-group["lr"])
-            return None
-        tau = norms(params).clamp_(group["c_l"], group["c_u"])
-        length = norms(u)
+        return u, u
+
+    def _ratio(self, group: Group, weight: Tensor, length: Tensor) -> Tensor:
         # Taken literally, tau(0) = 0 freezes for ever what starts at zero (BN shifts, biases), and
         # u = 0 is 0/0. Ratio 1 in both cases, as in the paper's code; with c_l > 0 a layer at zero
         # has tau = c_l and needs no exception.
-        ratios = torch.where((tau > 0) & (length > 0), tau / length, 1.0)
-        torch._foreach_addcmul_(params, u, ratios.unbind(), value=-group["lr"])
-        return ratios
+        tau = weight.clamp(group["c_l"], group["c_u"])
+        return torch.where((tau > 0) & (length > 0), tau / length, 1.0)
+
+    def _move(
+        self,
+        group: Group,
+        params: list[Tensor],
+        u: list[Tensor],
+        states: list[State],
+        ratios: Tensor | None,
+    ) -> None:
+        if ratios is None:
+            torch._foreach_add_(params, u, alpha=-group["lr"])
+        else:
+            torch._foreach_addcmul_(params, u, ratios.unbind(), value=-group["lr"])
 
     @property
     def _is_native(self) -> bool:

@@ -15,7 +15,7 @@ from dat.fields import SettingError, setting
 from dat.optim import kernel
 from dat.optim.base import OuterOracle, parameter_groups
 from dat.optim.directions import MomentumDirection, State
-from dat.optim.lalr import LALR, Group, Layerwise, norms
+from dat.optim.lalr import LALR, Group, Layerwise
 
 
 class ClassicLARS(Layerwise):
@@ -51,39 +51,50 @@ class ClassicLARS(Layerwise):
         }
         super().__init__(params, defaults)
 
-    def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> Tensor | None:
-        v = [state["v"] for state in self._states(params)]
-        lr, decay, ratios = group["lr"], group["weight_decay"], None
-        u = torch._foreach_add(grads, params, alpha=decay)
+    def _direct(
+        self, group: Group, params: list[Tensor], grads: list[Tensor], states: list[State]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        self._begin(params, states)
+        return list(torch._foreach_add(grads, params, alpha=group["weight_decay"])), grads
+
+    def _ratio(self, group: Group, weight: Tensor, length: Tensor) -> Tensor:
+        length = length + group["weight_decay"] * weight
+        trust = group["trust_coefficient"] * weight / length
+        return torch.where((weight > 0) & (length > 0), trust, 1.0)
+
+    def _move(
+        self,
+        group: Group,
+        params: list[Tensor],
+        u: list[Tensor],
+        states: list[State],
+        ratios: Tensor | None,
+    ) -> None:
+        v = [state["v"] for state in states]
         torch._foreach_mul_(v, group["momentum"])
-        if group["adapt"]:
-            weight = norms(params)
-            length = norms(grads) + decay * weight
-            trust = group["trust_coefficient"] * weight / length
-            ratios = torch.where((weight > 0) & (length > 0), trust, 1.0)
-            torch._foreach_addcmul_(v, u, ratios.unbind(), value=lr)
+        if ratios is None:
+            torch._foreach_add_(v, u, alpha=group["lr"])
         else:
-            torch._foreach_add_(v, u, alpha=lr)
+            torch._foreach_addcmul_(v, u, ratios.unbind(), value=group["lr"])
         torch._foreach_sub_(params, v)
-        return ratios
 
     def _update_natively(
         self, group: Group, params: list[Tensor], grads: list[Tensor]
     ) -> Tensor | None:
         return kernel.update(
             kernel.Moments(kind=kernel.CLASSIC, keep=group["momentum"]),
-            *(params, grads, self._states(params)),
+            *(params, grads, self._begin(params, [self.state[p] for p in params])),
             lr=group["lr"],
             weight_decay=group["weight_decay"],
             adapt=group["adapt"],
             trust=group["trust_coefficient"],
         )
 
-    def _states(self, params: list[Tensor]) -> list[State]:
-        for param in params:
-            if not self.state[param]:
-                self.state[param]["v"] = torch.zeros_like(param)
-        return [self.state[param] for param in params]
+    def _begin(self, params: list[Tensor], states: list[State]) -> list[State]:
+        for param, state in zip(params, states, strict=True):
+            if not state:
+                state["v"] = torch.zeros_like(param)
+        return states
 
 
 @dataclass(frozen=True, kw_only=True)

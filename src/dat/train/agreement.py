@@ -8,7 +8,7 @@ import hashlib
 import torch
 from torch import nn
 
-from dat.comm import World
+from dat.comm import World, local_of
 from dat.data import Supply
 
 
@@ -34,16 +34,20 @@ def check_data(supply: Supply, batch: int, world: World) -> None:
         )
 
 
-def check_replicas(model: nn.Module, world: World) -> None:
-    """All workers have the same weights, to the last bit; who has not is named."""
-    plain = (it.detach().cpu().contiguous().reshape(-1) for it in model.state_dict().values())
+def check_replicas(model: nn.Module, world: World, every: int = 1) -> None:
+    """All workers have the same weights, to the last bit; who has not is named. Of a sharded model
+    that is every so many-th worker, and they have the same parts."""
+    plain = (local_of(it).cpu().contiguous().reshape(-1) for it in model.state_dict().values())
     weights = b"".join(it.view(torch.uint8).numpy().tobytes() for it in plain)
-    everyone = _everyones(weights, world)
-    usual = max(set(everyone), key=everyone.count)
-    odd = [str(rank) for rank, found in enumerate(everyone) if found != usual]
+    everyone, odd = _everyones(weights, world), []
+    for first in range(every):
+        alike = everyone[first::every]
+        usual = max(set(alike), key=alike.count)
+        odd += [first + every * row for row, found in enumerate(alike) if found != usual]
     if odd:
+        names = ", ".join(map(str, sorted(odd)))
         raise Diverged(
-            f"the weights of worker {', '.join(odd)} are not those of the others: a broken "
+            f"the weights of worker {names} are not those of the others: a broken "
             "machine, or a model whose code differs between workers; the last checkpoint is good"
         )
 

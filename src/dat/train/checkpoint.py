@@ -2,7 +2,8 @@
 
 RUN/checkpoints/00000120/state.safetensors       tensors that all workers have alike
                          worker-1.safetensors    a worker's own: error feedback, free AT's images,
-                                                 carried perturbations
+                                                 carried perturbations; of a sharded run its parts
+                                                 of tensors, and in the header which rows they are
                          manifest.json           everything else, and every file's size and checksum
 
 A checkpoint is written beside its place, onto the disk, and renamed: it is there whole, or it is
@@ -17,7 +18,8 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from dat.comm import Part, part_of
 from dat.files import sync_folder, write_whole
+from dat.train.parted import Parted, described, find_parts
 
-FORMAT = 1
+FORMAT, SHARDED = 1, 2
+"""The second has parts of tensors in the workers' files."""
 MANIFEST = "manifest.json"
 STATE = "state.safetensors"
 PATIENCE = 60.0
@@ -43,7 +48,7 @@ def pack(value: Any, tensors: Tensors, name: str = "") -> Any:
     """As JSON has it: tensors are put aside under their names, other keys than text are listed."""
     if isinstance(value, Tensor):
         tensors[name] = value
-        return {"$tensor": name}
+        return {"$tensor" if part_of(value) is None else "$parts": name}
     if isinstance(value, dict):
         inner = {key: pack(it, tensors, f"{name}/{key}") for key, it in value.items()}
         if all(isinstance(key, str) and not key.startswith("$") for key in inner):
@@ -57,14 +62,14 @@ def pack(value: Any, tensors: Tensors, name: str = "") -> Any:
     raise TypeError(f"{name}: a {type(value).__name__} cannot be kept in a checkpoint")
 
 
-def unpack(value: Any, tensors: Tensors) -> Any:
+def unpack(value: Any, tensors: Mapping[str, Tensor | Parted]) -> Any:
     """What was packed."""
     if isinstance(value, list):
         return [unpack(it, tensors) for it in value]
     if not isinstance(value, dict):
         return value
-    if "$tensor" in value:
-        return tensors[value["$tensor"]]
+    if "$tensor" in value or "$parts" in value:
+        return tensors[value["$tensor" if "$tensor" in value else "$parts"]]
     if "$items" in value:
         return {key: unpack(it, tensors) for key, it in value["$items"]}
     if "$tuple" in value:
@@ -72,7 +77,9 @@ def unpack(value: Any, tensors: Tensors) -> Any:
     return {key: unpack(it, tensors) for key, it in value.items()}
 
 
-def write(root: Path, step: int, packed: Any, tensors: Tensors, owners: int) -> Path:
+def write(
+    root: Path, step: int, packed: Any, tensors: Tensors, owners: int, *, kind: int = FORMAT
+) -> Path:
     """The first worker's part: what all have alike, the manifest, and the name, when the files of
     those workers that have tensors of their own have come."""
     place, beside = root / f"{step:08d}", _beside(root, step)
@@ -81,8 +88,8 @@ def write(root: Path, step: int, packed: Any, tensors: Tensors, owners: int) -> 
     _await(beside, owners)
     files = {}
     for path in sorted(beside.glob("*.safetensors")):
-        files[path.name] = {"size": path.stat().st_size, "blake2b": _digest(path.read_bytes())}
-    body = {"format": FORMAT, "step": step, "files": files, "state": packed}
+        files[path.name] = {"size": path.stat().st_size, "blake2b": _digest_file(path)}
+    body = {"format": kind, "step": step, "files": files, "state": packed}
     _put(beside / MANIFEST, json.dumps(body | {"blake2b": _signature(body)}).encode())
     sync_folder(beside)
     if place.exists():  # a step that is taken again, after a checkpoint that could not be read
@@ -92,11 +99,14 @@ def write(root: Path, step: int, packed: Any, tensors: Tensors, owners: int) -> 
     return place
 
 
-def write_own(root: Path, step: int, rank: int, tensors: Tensors) -> None:
-    """A worker's own tensors, in the place where the first one gathers them."""
+def write_own(
+    root: Path, step: int, rank: int, tensors: Tensors, parts: Mapping[str, Part] | None = None
+) -> None:
+    """A worker's own tensors, in the place where the first one gathers them; and which of them are
+    `parts` of what."""
     beside = _beside(root, step)
     beside.mkdir(parents=True, exist_ok=True)
-    write_whole(beside / f"worker-{rank}.safetensors", save(tensors))
+    write_whole(beside / f"worker-{rank}.safetensors", save(tensors, described(parts or {})))
 
 
 def _beside(root: Path, step: int) -> Path:
@@ -129,6 +139,12 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+def _digest_file(path: Path) -> str:
+    """The same, without all of the file in memory."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()
+
+
 def _signature(body: dict[str, Any]) -> str:
     return _digest(json.dumps(body, sort_keys=True).encode())
 
@@ -147,21 +163,22 @@ def has_checkpoint(run: Path) -> bool:
 def read(place: Path) -> tuple[Any, Iterator[Path]]:
     """What all workers have alike, and the workers' own files; verified to the last byte."""
     manifest = _manifest(place)
-    contents = {}
     for name, told in manifest["files"].items():
         path = place / name
         if Path(name).name != name or not path.is_file():
             raise Refused(f"{path}: missing")
-        data = path.read_bytes()
-        if len(data) != told["size"] or _digest(data) != told["blake2b"]:
+        if path.stat().st_size != told["size"] or _digest_file(path) != told["blake2b"]:
             raise Refused(f"{path}: is not what was written (the checksum differs)")
-        contents[name] = data
+    own = [place / name for name in sorted(manifest["files"]) if name != STATE]
     try:
-        tensors = load(contents[STATE])
-        state = unpack(manifest["state"], tensors)
+        if STATE not in manifest["files"]:
+            raise KeyError(STATE)
+        tensors = load((place / STATE).read_bytes())
+        parts = find_parts(own) if manifest["format"] == SHARDED else {}
+        state = unpack(manifest["state"], {**tensors, **parts})
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise Refused(f"{place}: not a checkpoint ({error})") from None
-    return state, (place / name for name in sorted(contents) if name != STATE)
+    return state, iter(own)
 
 
 def read_own(path: Path) -> Tensors:
@@ -177,7 +194,7 @@ def _manifest(place: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
         signature = found.pop("blake2b")
-        if found["format"] != FORMAT:
+        if found["format"] not in (FORMAT, SHARDED):
             raise ValueError(f"format {found['format']}")
         if _signature(found) != signature:
             raise ValueError("the checksum differs")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dat.attacks import PGD
 from dat.comm import NORMS, check_team
 from dat.fields import SettingError
+from dat.train.sharding import check_sharded
 
 if TYPE_CHECKING:
     from dat.train.trainer import Trainer
@@ -26,6 +27,8 @@ def check(trainer: Trainer) -> None:
     check_team(trainer.world.size, trainer.team)
     trainer.objective.check_team(trainer.team)
     _check_norms(trainer)
+    if trainer.sharded:
+        check_sharded(trainer)
     _check_labels(trainer)
     if isinstance(trainer.attack, PGD):
         _check_pgd(trainer.attack, trainer)

@@ -90,7 +90,7 @@ class RunFolder(Listener):
         self._metrics = (self.path / METRICS).open("a")
 
     def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
-        for name, model in trainer.models().items():
+        for name, model in trainer.whole_models().items():
             self._save(model, f"{name}last")
         self._metrics.write(_line(record))
         self._metrics.flush()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dat.comm import Exchange
+from dat.comm import BaseExchange
 
 TINY = 1e-12
 
@@ -27,7 +27,7 @@ class WeightAttack:
 
     @contextmanager
     def __call__(
-        self, exchange: Exchange, epoch: int, step: int, descend: Callable[[], None]
+        self, exchange: BaseExchange, epoch: int, step: int, descend: Callable[[], None]
     ) -> Iterator[None]:
         """The weights are moved inside, and back in their place afterwards; `descend` computes the
         gradient at the weights as they are."""

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from dat.attacks import PGD, Free
-from dat.comm import Traffic
+from dat.comm import Part, Traffic, part_of
+from dat.optim import EMA
 from dat.train import checkpoint
 from dat.train.checkpoint import Refused, Tensors
 from dat.train.growth import Growth
+from dat.train.parted import fit_moments, fit_weights, split
 from dat.train.records import EpochRecord, Tally
 from dat.train.sentinel import Collapse, Snapshot
 
@@ -36,6 +38,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     tally, good = trainer.tally, trainer._good
     return {
         "workers": trainer.world.size,
+        "shard": trainer.shard if trainer.sharded else None,
         "batch": trainer.batch,
         "growth": [list(trainer.growth.at), trainer.growth.by],
         "samples": trainer.samples,
@@ -68,8 +71,8 @@ def own_of(trainer: Trainer) -> Tensors:
     """What a worker has for itself: what rounding left over, the images of free AT, perturbations
     that are carried along."""
     worker = trainer.worker
-    memories = worker.exchange.reducer.memories or ()
-    own = {f"left/{number}": memory.left for number, memory in enumerate(memories)}
+    memories = enumerate(worker.exchange.memories)
+    own = {f"left/{number}": memory.left for number, memory in memories}
     own |= {f"replayed/{i}": it for i, it in enumerate(worker.replayed)}
     return own | (worker.carried.state() if worker.carried else {})
 
@@ -124,11 +127,12 @@ class Resumption:
                 f"{state['batch']}, not {trainer.samples} and {trainer.batch}"
             )
         self._check_growth(trainer)
-        trainer.model.load_state_dict(state["model"])
-        trainer.worker.optimizer.load_state_dict(state["optimizer"])
-        _lay_out(trainer.worker.optimizer)
-        if trainer._averaged and state["averaged"]:
-            trainer._averaged.load_state_dict(state["averaged"])
+        model, optimizer, averaged = trainer.model, trainer.worker.optimizer, trainer._averaged
+        model.load_state_dict(fit_weights(state["model"], model.state_dict()))
+        optimizer.load_state_dict(fit_moments(state["optimizer"], optimizer))
+        _lay_out(optimizer)
+        if averaged and state["averaged"]:
+            averaged.load_state_dict(_fit_average(state["averaged"], averaged))
         trainer.records[:] = [EpochRecord(**record) for record in state["records"]]
         tally = state["tally"]
         trainer.tally = Tally(**tally | {"traffic": Traffic(*tally["traffic"])})
@@ -138,10 +142,10 @@ class Resumption:
         trainer.left_out[:] = before + trainer.left_out  # what a rollback has just added stays
         trainer._seen[:] = state["seen"]
         trainer.collapses[:] = [Collapse(*it) for it in state["collapses"]]
-        trainer._good = Snapshot(**state["good"]) if state["good"] else None
+        trainer._good = _fit_good(state["good"], trainer) if state["good"] else None
         if state["rescued"]:
             trainer.use_attack(trainer.sentinel.rescue)
-        trainer.best.restore(state["best"], trainer.models())
+        trainer.best.restore(_fit_best(state["best"], trainer), trainer.models())
         if state["workers"] == trainer.world.size:
             self._restore_own(trainer)
         elif trainer.worker.carried and self.own:
@@ -164,7 +168,7 @@ class Resumption:
         device = trainer.world.device
         if trainer.worker.carried:
             trainer.worker.carried.restore([own])
-        for number, memory in enumerate(trainer.worker.exchange.reducer.memories or ()):
+        for number, memory in enumerate(trainer.worker.exchange.memories):
             memory.left.copy_(own[f"left/{number}"])
         replayed = [own[key].to(device) for key in sorted(own) if key.startswith("replayed/")]
         trainer.worker.replayed[:] = replayed
@@ -174,9 +178,37 @@ def _lay_out(optimizer: torch.optim.Optimizer) -> None:
     """Moments in their parameter's order in memory (channels last, perhaps), which files do not
     keep: norms are summed in that order, and another one rounds otherwise."""
     for parameter, moments in optimizer.state.items():
+        if part_of(parameter) is not None:
+            continue  # parts lie in one order only
         for name, value in moments.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
                 moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _fit_average(saved: dict[str, Any], averaged: EMA) -> dict[str, Any]:
+    return saved | {"module": fit_weights(saved["module"], averaged.module.state_dict())}
+
+
+def _fit_best(saved: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
+    live = trainer.models()
+    return {
+        name: kept | {"weights": fit_weights(kept["weights"], live[name].state_dict())}
+        if kept["weights"] is not None
+        else kept
+        for name, kept in saved.items()
+    }
+
+
+def _fit_good(saved: dict[str, Any], trainer: Trainer) -> Snapshot:
+    averages = saved["averages"]
+    if averages and trainer._averaged:
+        averages = _fit_average(averages, trainer._averaged)
+    return Snapshot(
+        epoch=saved["epoch"],
+        weights=fit_weights(saved["weights"], trainer.model.state_dict()),
+        optimizer=fit_moments(saved["optimizer"], trainer.worker.optimizer),
+        averages=averages,
+    )
 
 
 class Saver:
@@ -208,19 +240,29 @@ class Saver:
         self._wait()
         trainer.read_times()
         step, rank, first = trainer.updates, trainer.world.rank, trainer.world.first
-        own = checkpoint.copied(own_of(trainer))
-        tensors: Tensors = {}
-        packed = checkpoint.pack(state_of(trainer), tensors) if first else None
-        tensors = checkpoint.copied(tensors)
-        owners = trainer.world.size if own else 0
+        own, tensors, packed = own_of(trainer), Tensors(), None
+        parts: dict[str, Part] = {}
+        if first or trainer.sharded:
+            packed = checkpoint.pack(state_of(trainer), tensors)
+        if trainer.sharded:
+            mine, parts = split(tensors)
+            tensors = {name: value for name, value in tensors.items() if name not in parts}
+            if rank < (trainer.shard or 0):  # others have the same parts
+                own |= mine
+            else:
+                parts = {}
+        own, tensors = checkpoint.copied(own), checkpoint.copied(tensors if first else {})
+        writes = bool(own) or trainer.sharded
+        owners = trainer.world.size if writes else 0
+        kind = checkpoint.SHARDED if trainer.sharded else checkpoint.FORMAT
         best = trainer.best.found.get("", (None, None))[1]
 
         def write() -> None:
             try:
-                if own:
-                    checkpoint.write_own(self.root, step, rank, own)
+                if writes:
+                    checkpoint.write_own(self.root, step, rank, own, parts)
                 if first:
-                    checkpoint.write(self.root, step, packed, tensors, owners)
+                    checkpoint.write(self.root, step, packed, tensors, owners, kind=kind)
                     checkpoint.tidy(self.root, self.keep, partial(_ended_with, epoch=best))
                 self._failed = None
             except OSError as error:

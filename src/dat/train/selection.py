@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,6 +68,8 @@ class Best:
     found: dict[str, tuple[Accuracy | None, int]] = field(default_factory=dict)
     """What they did, if it was measured, and after which epoch."""
     models: dict[str, nn.Module] = field(default_factory=dict)
+    copied: Callable[[nn.Module], nn.Module] = copy.deepcopy
+    """How weights are put by; those of a sharded model in parts."""
 
     def consider(self, name: str, model: nn.Module, accuracy: Accuracy | None, epoch: int) -> bool:
         """Keep these weights if they are better, or if nobody measures."""
@@ -74,7 +77,7 @@ class Best:
         if accuracy and before and self._rank(accuracy) <= self._rank(before):
             return False
         self.found[name] = accuracy, epoch
-        self.models[name] = model if accuracy is None else copy.deepcopy(model)
+        self.models[name] = model if accuracy is None else self.copied(model)
         return True
 
     def _rank(self, accuracy: Accuracy) -> tuple[int, int]:
@@ -96,7 +99,7 @@ class Best:
         for name, kept in state.items():
             model = live[name]
             if kept["weights"] is not None:
-                model = copy.deepcopy(model)
+                model = self.copied(model)
                 model.load_state_dict(kept["weights"])
             accuracy = kept["accuracy"] and Accuracy(*kept["accuracy"])
             self.found[name], self.models[name] = (accuracy, kept["epoch"]), model

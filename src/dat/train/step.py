@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dat.attacks import PGD, Attack, Free, attack_mode
-from dat.comm import Exchange, Norms, Team, Traffic
+from dat.comm import BaseExchange, Norms, Team, Traffic
 from dat.compute import Engine
 from dat.data import UNLABELLED, Augmentation, Drawn, Supply, as_floats
 from dat.objectives import Batch, Objective, Outcome
@@ -64,7 +64,7 @@ class Worker:
     threat: ThreatModel
     attack: Attack
     objective: Objective
-    exchange: Exchange
+    exchange: BaseExchange
     engine: Engine
     """How the network is computed."""
     team: Team
@@ -129,7 +129,7 @@ class Worker:
         model = self.engine.target(eval_mode=self.attack_bn == "eval")
         network = self.engine.cast(model)
         found = []
-        with attack_mode(model, self.attack_bn):
+        with attack_mode(model, self.attack_bn), self.exchange.held():
             for _, piece in self.pieces(batch):
                 with self.norms.over(model, len(piece.y)):
                     found.append(self._attacked(network, piece, epoch, step))
@@ -222,7 +222,7 @@ def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
         exchange.begin(epoch, step)
         worker.backward(outcome, batch)
         loss, accuracy, stop = _sum_up(settle(), epoch, step)
-        _check_gradient(exchange.module, epoch, step)
+        _check_gradient(exchange, epoch, step)
     worker.remember(batch, x_adv, epoch, step)
 
     # Step 12, eq. (A4): every worker takes the same outer step.
@@ -253,9 +253,10 @@ def _sum_up(notes: Tensor, epoch: int, step: int) -> tuple[float, float, bool]:
     return loss / images, 100.0 * right / max(labels, 1), stops > 0
 
 
-def _check_gradient(model: nn.Module, epoch: int, step: int) -> None:
+def _check_gradient(exchange: BaseExchange, epoch: int, step: int) -> None:
     """The summed gradient is the same at every worker, so all of them stop or none does."""
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    named = exchange.module.named_parameters()
+    trained = [(name, p) for name, p in named if p.requires_grad]
     gradients = [p.grad for _, p in trained if p.grad is not None]
     if len(gradients) < len(trained):
         name = next(name for name, p in trained if p.grad is None)
@@ -263,7 +264,7 @@ def _check_gradient(model: nn.Module, epoch: int, step: int) -> None:
             f"parameter {name} has no part in the loss, so it cannot be trained: "
             "use it, or freeze it with requires_grad_(False)"
         )
-    finite = torch.stack(torch._foreach_norm(gradients)).isfinite()
+    finite = exchange.norms(gradients).isfinite()
     if not finite.all():
         name = trained[int(finite.int().argmin())][0]
         raise NotFinite(

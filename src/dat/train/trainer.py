@@ -17,10 +17,11 @@ from dat.comm import (
     Norms,
     Protocol,
     Quantizer,
+    ShardedExchange,
     Team,
     World,
 )
-from dat.compute import Compute, Engine
+from dat.compute import Compute, Engine, blocks_of
 from dat.data import Augmentation, Dealing, ImageData, Mix, Parts, supply
 from dat.evaluation import Accuracy
 from dat.objectives import Adversarial, Objective
@@ -37,6 +38,7 @@ from dat.train.records import EpochRecord, Listener, Tally
 from dat.train.resume import Resumption, Saver
 from dat.train.selection import Best, HeldOut
 from dat.train.sentinel import Collapse, Sentinel, Snapshot
+from dat.train.sharding import broken, parts_alike, state_of
 from dat.train.step import ADVICE, NotFinite, StepReport, Worker, dat_step, never
 from dat.train.timing import Split
 
@@ -95,6 +97,10 @@ class Trainer:
     """In how many bits the gradient is sent; 32 unless another is asked for."""
     protocol: Protocol = field(default_factory=Default)
     """Who sends what to whom."""
+    shard: int | None = None
+    """Over how many neighbouring workers the weights are sharded; none: every worker has all."""
+    gather: str = "attack"
+    """How long sharded weights stay gathered: for an `attack`, or a `block` at a time."""
     seed: int = 0
     world: World = field(default_factory=World.join)
     listeners: Sequence[Listener] = ()
@@ -110,7 +116,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         check(self)
-        self.model.to(self.world.device)
+        if not self.sharded:  # else a block comes to the device when it is cut up
+            self.model.to(self.world.device)
         self.samples = len(self.data) + len(self.unlabelled or ())
         dealing = Dealing(
             batch=self.batch,
@@ -128,12 +135,8 @@ class Trainer:
         self._held = None if held is None else HeldOut.of(held, self.world, **judging)
         self.data, *rest = (source.data for source in self.supply.sources)
         self.unlabelled = rest[0] if rest else None
-        if isinstance(self.optimizer, OuterOracle):
-            self._minimiser = self.optimizer(self.model, batch=self.batch)
-        else:
-            self._minimiser = self.optimizer(self.model)
-        for group in self._minimiser.param_groups:
-            group.setdefault("initial_lr", group["lr"])
+        if not self.sharded:
+            self._minimise()
         self._averaged: EMA | None = None
         self.best = Best(self.select_by)
         self._seen: list[float] = []
@@ -150,6 +153,21 @@ class Trainer:
         """Steps, by epoch and number, that broke and were left out."""
         self.discarded_seconds = 0.0
         """Training time of epochs that were undone."""
+        self._wholes: dict[str, nn.Module] = {}
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a worker has but a part of the model."""
+        return self.shard is not None and self.shard > 1
+
+    def _minimise(self) -> None:
+        """Make the optimizer of the parameters as they are."""
+        if isinstance(self.optimizer, OuterOracle):
+            self._minimiser = self.optimizer(self.model, batch=self.batch)
+        else:
+            self._minimiser = self.optimizer(self.model)
+        for group in self._minimiser.param_groups:
+            group.setdefault("initial_lr", group["lr"])
 
     def trust_ratios(self) -> dict[str, float]:
         """LALR's ratio of each adapted layer in the last step, by its name."""
@@ -160,25 +178,13 @@ class Trainer:
 
     def _connect(self) -> None:
         """Meet the other workers; from here on all have the first one's weights."""
-        some = self.supply.sources[0].data
-        images, _ = some.batch(torch.arange(min(8, len(some))), self.world.device)
-        work = self.epochs * self.samples * self.attack.cost() // self.world.size
-        if isinstance(self.attack, PGD) and self.attack.patience is not None:
-            work = 0  # nothing is compiled for batches of all sizes
-        with seeded(self.world.device, self.seed, "engine"):
-            self.engine = Engine.of(self.model, self.compute, images, work)
-        exchange = Exchange(
-            self.model,
-            self.world,
-            quantizer=self.quantizer,
-            protocol=self.protocol,
-            seed=self.seed,
-            norms_meet=self.bn == "sync",
-        )
+        exchange = self._sharded_exchange() if self.sharded else self._exchange()
         team = Team(self.world, self.team, exchange.ledger)
         norms = Norms.of(self.bn, team, world=self.world, ledger=exchange.ledger, group=self.ghost)
         check_data(self.supply, self.batch, self.world)
-        self._averaged = EMA(self.model, self.ema) if self.ema else None
+        if self.ema:
+            cut = exchange.parted() if isinstance(exchange, ShardedExchange) else self.model
+            self._averaged = EMA(cut, self.ema)
         self.worker = Worker(
             supply=self.supply,
             threat=self.threat,
@@ -196,6 +202,43 @@ class Trainer:
             growth=self.growth,
             carried=self._carried(self.attack),
             stopping=self.stopping,
+        )
+
+    def _sharded_exchange(self) -> ShardedExchange:
+        """Cut the model up; the optimizer's moments are those of parts as well."""
+        assert self.shard is not None
+        self.engine = Engine.of_sharded(self.model, self.compute)
+        exchange = ShardedExchange(
+            self.model,
+            self.world,
+            size=self.shard,
+            blocks=blocks_of(self.model),
+            gather=self.gather,
+            quantizer=self.quantizer,
+            seed=self.seed,
+            norms_meet=self.bn == "sync",
+        )
+        self._minimise()
+        if isinstance(self._minimiser, Layerwise):
+            self._minimiser.shards = exchange.shards
+        self.best.copied = lambda model: exchange.parted(state_of(model))
+        return exchange
+
+    def _exchange(self) -> Exchange:
+        some = self.supply.sources[0].data
+        images, _ = some.batch(torch.arange(min(8, len(some))), self.world.device)
+        work = self.epochs * self.samples * self.attack.cost() // self.world.size
+        if isinstance(self.attack, PGD) and self.attack.patience is not None:
+            work = 0  # nothing is compiled for batches of all sizes
+        with seeded(self.world.device, self.seed, "engine"):
+            self.engine = Engine.of(self.model, self.compute, images, work)
+        return Exchange(
+            self.model,
+            self.world,
+            quantizer=self.quantizer,
+            protocol=self.protocol,
+            seed=self.seed,
+            norms_meet=self.bn == "sync",
         )
 
     def _carried(self, attack: Attack) -> Carried | None:
@@ -235,6 +278,7 @@ class Trainer:
                 trained = self._train(epoch)
                 if trained is None:
                     continue
+                self._gather()
                 measured = self._measured(epoch)
                 collapse = self._watch(epoch, measured)
                 if collapse and collapse.back_to is not None:
@@ -254,6 +298,7 @@ class Trainer:
                 records.append(record)
                 self.tally = Tally()
                 self._tell("epoch_ended", record)
+                self._wholes = {}
                 if self.saver:
                     self.saver.epoch_ended(self)
             self.worker.exchange.close()
@@ -271,7 +316,7 @@ class Trainer:
         accuracy = measured.get("")
         if accuracy is None:
             few = self._held.some(self.sentinel.images)
-            accuracy = few.accuracy(self.objective.deployed(self.model))
+            accuracy = few.accuracy(self.objective.deployed(self.whole_models()[""]))
         self._seen.append(accuracy.ra)
         if not self.sentinel.collapsed(self._seen):
             if self.sentinel.goes_back and not self.collapses:  # what collapses again is beyond it
@@ -290,6 +335,7 @@ class Trainer:
         assert self._good is not None
         self._good.restore(self.model, self.worker.optimizer, self._averaged)
         self.worker.exchange.forget()
+        self._gather()
         del self._seen[-1]
         if collapse.action == "rescue":
             self.use_attack(self.sentinel.rescue)
@@ -306,9 +352,23 @@ class Trainer:
         averaged = {"ema-": self._averaged.module} if self._averaged else {}
         return {"": self.model} | averaged
 
+    def whole_models(self) -> dict[str, nn.Module]:
+        """The same, each in whole: of a sharded model copies, while an epoch ends."""
+        return self._wholes or self.models()
+
+    def _gather(self) -> None:
+        """Let every worker have the whole weights of a sharded model for a while."""
+        if self.sharded:
+            self._wholes = {name: self._whole(model) for name, model in self.models().items()}
+
+    def _whole(self, model: nn.Module) -> nn.Module:
+        exchange = self.worker.exchange
+        return exchange.whole(state_of(model)) if isinstance(exchange, ShardedExchange) else model
+
     def best_model(self, name: str = "") -> nn.Module:
-        """The weights that did best on the held-out images."""
-        return self.best.models[name]
+        """The weights that did best on the held-out images; if the model is sharded, a whole copy,
+        which all workers ask for together."""
+        return self._whole(self.best.models[name])
 
     def best_epoch(self, name: str = "") -> int:
         return self.best.found[name][1]
@@ -397,10 +457,10 @@ class Trainer:
 
     def _check_weights(self, epoch: int) -> None:
         """No broken weights are ever measured or saved; replicas are equal, so all see the same."""
-        for name, value in self.model.state_dict().items():
-            if value.is_floating_point() and not value.isfinite().all():
-                raise NotFinite(f"epoch {epoch + 1}: {name} is not finite; {ADVICE}")
-        check_replicas(self.model, self.world)
+        exchange = self.worker.exchange
+        if (name := broken(exchange, self.model)) is not None:
+            raise NotFinite(f"epoch {epoch + 1}: {name} is not finite; {ADVICE}")
+        check_replicas(self.model, self.world, parts_alike(exchange))
 
     def _measured(self, epoch: int) -> dict[str, Accuracy | None]:
         """Accuracies on the held-out images, in the epochs in which they are measured."""
@@ -414,7 +474,8 @@ class Trainer:
         if self._held is None:
             return dict.fromkeys(self.models())
         deployed = self.objective.deployed
-        return {name: self._held.accuracy(deployed(it)) for name, it in self.models().items()}
+        found = self.whole_models().items()
+        return {name: self._held.accuracy(deployed(it)) for name, it in found}
 
     def _keep(self, epoch: int, measured: dict[str, Accuracy | None]) -> dict[str, float]:
         """Keep the best weights; what was measured, as a record has it."""
@@ -422,7 +483,7 @@ class Trainer:
         for name, accuracy in measured.items():
             model = self.models()[name]
             if self.best.consider(name, model, accuracy, epoch + 1):
-                self._tell("best_found", name, model)
+                self._tell("best_found", name, self.whole_models()[name])
             if accuracy is not None:
                 where = name.rstrip("-") or "holdout"
                 found |= {f"{where}_ta": accuracy.ta, f"{where}_ra": accuracy.ra}
