@@ -14,6 +14,7 @@ from dat.commands import (
     exporting,
     helping,
     measuring,
+    planning,
     profiling,
     reproducing,
     showing,
@@ -21,7 +22,10 @@ from dat.commands import (
 )
 from dat.commands.arguments import Commands, teach
 
-GROUPS = (training, measuring, exporting, showing, reproducing, data, profiling, bench, helping)
+GROUPS = (
+    *(training, measuring, exporting, showing, reproducing, data, profiling, planning, bench),
+    helping,
+)
 
 ABOUT = """\
 Train image classifiers that withstand adversarial attack, on one machine or on many.
