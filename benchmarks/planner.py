@@ -1,14 +1,12 @@
-"""Predicted beside measured: training steps between hosts with shaped links, and the paper's.
+"""Predicted beside measured: training steps between hosts with shaped links.
 
     sudo python benchmarks/planner.py [--quick] [--workers 2,3,4,6] [--links 100mbit,1gbit,10gbit]
-    python benchmarks/planner.py --paper
 
 A step is a forward and a backward pass of a PreActResNet-18 on a few small images, and the exchange
 beside it, on hosts that are network namespaces and share this machine's cores. The constants come
 from `dat plan --calibrate` and from passes of two workers that exchange nothing; none is fitted to
 what is then predicted. Every row is written down as soon as it is measured, and what is there is not
-measured again (--fresh begins anew). --paper predicts Tables 1 and 4 of the paper, and measures
-nothing.
+measured again (--fresh begins anew).
 """
 
 from __future__ import annotations
@@ -233,8 +231,6 @@ def show(found: dict[str, Any]) -> str:
                 if key == (row["protocol"], row["bits"], row["link"], row["workers"])
             ] or [""]
         lines.append([f"{protocol}, {bits} bits", *cells])
-    for link, workers in places:
-        assert workers and link
     errors = [abs(row["error"]) for row in rows]
     lines.append(["median error", *(_median_error(rows, *place) for place in places)])
     headers = ["Step (s), predicted / measured", *(f"M = {m}, {link}" for link, m in places)]
@@ -252,10 +248,6 @@ def _median_error(rows: Sequence[dict[str, Any]], link: str, workers: int) -> st
     return f"{100 * statistics.median(errors):.0f} %"
 
 
-def paper() -> None:
-    raise NotImplementedError
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=_numbers, default=WORKERS)
@@ -263,7 +255,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="2 and 4 hosts, 3 steps")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured")
-    parser.add_argument("--paper", action="store_true", help="only the paper's tables")
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--compute", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--width", type=int, help=argparse.SUPPRESS)
@@ -288,9 +279,6 @@ def main() -> None:
         cases = [(name, int(bits)) for name, bits in pairs]
         measure_steps(arguments.width, arguments.steps, cases, arguments.out)
     RESULTS.mkdir(exist_ok=True)
-    if arguments.paper:
-        paper()
-        return
     if os.geteuid() != 0:
         print("planner: hosts with shaped links need root (sudo); nothing is measured")
         return

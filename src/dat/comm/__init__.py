@@ -3,7 +3,7 @@
 This is the only room that calls collectives.
 """
 
-from dat.comm.choice import choose
+from dat.comm.choice import choose, choose_default
 from dat.comm.exchange import Exchange
 from dat.comm.ledger import Ledger, Traffic, clock_of
 from dat.comm.protocols import (
@@ -56,6 +56,7 @@ __all__ = [
     "backends",
     "check_team",
     "choose",
+    "choose_default",
     "clock_of",
     "protocol_name",
     "quantizer_name",

@@ -35,6 +35,8 @@ class Compute:
     backward: float
     after: float = 0.0
     """The optimizer, which does not depend on the images."""
+    threads: int = 1
+    """Cores that it keeps busy."""
 
     @property
     def total(self) -> float:
@@ -121,26 +123,31 @@ def _simulate(
     costs: Costs,
 ) -> tuple[float, float]:
     """The end of the step, and the seconds in which an exchange was under way."""
-    begin = [_work(compute.before, cluster), _work(compute.forward, cluster)]
+
+    def work(seconds: float, after: Sequence[Activity] = ()) -> Activity:
+        return _work(seconds, cluster, after, compute.threads)
+
+    begin = [work(compute.before), work(compute.forward)]
     parts, filled, done = [], [], 0.0
     for at in ready:
-        parts.append(_work((at - done) * compute.backward, cluster))
+        parts.append(work((at - done) * compute.backward))
         filled.append(parts[-1])
         done = at
-    parts.append(_work((1 - done) * compute.backward, cluster))
+    parts.append(work((1 - done) * compute.backward))
     lanes = _lanes(stages, filled, protocol, cluster, costs)
     last = [lane[-1] for lane in lanes if lane]
-    end = _work(compute.after, cluster, after=last)
+    end = work(compute.after, after=last)
     finish = run([[*begin, *parts, end], *lanes], capacities(cluster))
     flights = [(it.started or 0.0, it.ended or 0.0) for lane in lanes for it in lane]
     return finish, covered(flights)
 
 
-def _work(seconds: float, cluster: Cluster, after: Sequence[Activity] = ()) -> Activity:
+def _work(
+    seconds: float, cluster: Cluster, after: Sequence[Activity] = (), threads: int = 1
+) -> Activity:
     """Something that every worker computes."""
-    together = cluster.together
-    demands = {} if cluster.accelerated else {"cores": together * seconds}
-    return Activity(seconds, demands, together, after)
+    busy = cluster.together * threads
+    return Activity(seconds, {} if cluster.accelerated else {"cores": busy * seconds}, busy, after)
 
 
 def _lanes(
@@ -152,9 +159,10 @@ def _lanes(
 ) -> list[list[Activity]]:
     """The threads that exchange, and what each does, one after the other."""
     if protocol == "dense":
-        lanes: list[list[Activity]] = [[] for _ in range(RING_THREADS)]
+        threads = 1 if cluster.accelerated else RING_THREADS
+        lanes: list[list[Activity]] = [[] for _ in range(threads)]
         for number, (stage, ready) in enumerate(zip(stages, filled, strict=True)):
-            lane = lanes[number % RING_THREADS]
+            lane = lanes[number % threads]
             lane += [activity(phase, cluster, costs, (ready,)) for phase in stage.collect]
         return lanes
     ways = [_both_stages(it, ready, cluster, costs) for it, ready in zip(stages, filled, strict=True)]
@@ -178,22 +186,34 @@ def activity(
     phase: Phase, cluster: Cluster, costs: Costs, after: Sequence[Activity] = ()
 ) -> Activity:
     """A phase as the simulation sees it."""
-    byte, stream = (
-        (costs.ring_byte, costs.ring_stream) if phase.rings else (costs.byte, costs.stream)
-    )
-    latency = costs.latency + (cluster.link if cluster.nodes > 1 else cluster.inside).latency
+    byte, stream = _per_byte(phase, cluster, costs)
+    hop, message = _per_message(cluster, costs)
     moves = max(
         phase.kernels,
         phase.handled * stream,
         max(phase.out, phase.into) / cluster.link.bytes_per_second,
         phase.inside / cluster.inside.bytes_per_second,
     )
-    least = phase.hops * latency + phase.messages * costs.message + moves
-    cpu = phase.all_handled * byte + cluster.together * phase.messages * costs.message
+    least = phase.hops * hop + phase.messages * message + moves
+    cpu = phase.all_handled * byte + cluster.together * phase.messages * message
     demands = {"out": phase.out, "into": phase.into, "inside": phase.inside}
     demands["cores"] = cpu + (0.0 if cluster.accelerated else phase.all_kernels)
     busy = phase.all_kernels / phase.kernels if phase.kernels and not phase.hops else None
     return Activity(least, demands, busy or cluster.together, after)
+
+
+def _per_byte(phase: Phase, cluster: Cluster, costs: Costs) -> tuple[float, float]:
+    """Seconds of cores, and at least, for a byte that a worker sends and gets. Devices send by
+    themselves (nccl), as fast as their links."""
+    if cluster.accelerated:
+        return 0.0, 0.0
+    return (costs.ring_byte, costs.ring_stream) if phase.rings else (costs.byte, costs.stream)
+
+
+def _per_message(cluster: Cluster, costs: Costs) -> tuple[float, float]:
+    """Seconds until a message has arrived, and of cores to send or to get it."""
+    latency = (cluster.link if cluster.nodes > 1 else cluster.inside).latency
+    return (latency, 0.0) if cluster.accelerated else (latency + costs.latency, costs.message)
 
 
 def capacities(cluster: Cluster) -> dict[str, float]:
@@ -207,16 +227,14 @@ def _binds(stages: Sequence[Stages], cluster: Cluster, costs: Costs) -> str:
     phases = [phase for stage in stages for phase in (*stage.collect, *stage.spread)]
     if cluster.workers == 1:
         return "nothing"
-    latency = costs.latency + cluster.link.latency
+    hop, message = _per_message(cluster, costs)
     link = cluster.link.bytes_per_second
     needs = {
-        "latency": sum(it.hops * latency + it.messages * costs.message for it in phases),
+        "latency": sum(it.hops * hop + it.messages * message for it in phases),
         "link": max(sum(it.out for it in phases), sum(it.into for it in phases)) / link,
         "inside": sum(it.inside for it in phases) / cluster.inside.bytes_per_second,
         "kernels": sum(it.kernels for it in phases),
-        "cores": sum(
-            it.all_handled * (costs.ring_byte if it.rings else costs.byte) for it in phases
-        )
+        "cores": sum(it.all_handled * _per_byte(it, cluster, costs)[0] for it in phases)
         / cluster.cores,
     }
     return max(needs, key=lambda name: needs[name])

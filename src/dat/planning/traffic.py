@@ -7,8 +7,9 @@ come from the layouts of the messages (`comm/message.py`), not from formulas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from dat.comm.message import FLOAT, Message, Slot, compose, share_out, spans
@@ -54,11 +55,39 @@ class Stages(NamedTuple):
     """Bytes that the busiest worker keeps for it."""
 
 
+class Content(NamedTuple):
+    """What messages hold: values that are sent as codes, and as floats."""
+
+    codes: int
+    floats: int
+
+    @classmethod
+    def of(cls, *messages: Message) -> Content:
+        codes = sum(run.length for it in messages for run in it.runs if run.group)
+        return cls(codes, sum(it.floats for it in messages))
+
+
+class Shares(NamedTuple):
+    """A gradient that is shared out: the size of every message, and what is in them."""
+
+    size: int
+    fullest: Content
+    whole: Content
+
+
+@lru_cache(maxsize=4096)
+def share(slots: tuple[Slot, ...], quantizer: Quantizer, workers: int) -> Shares:
+    """Kept: a sweep asks for the same ones again and again."""
+    messages = share_out(spans(slots, quantizer), quantizer, workers)
+    fullest = max(messages, key=lambda it: it.size)
+    return Shares(fullest.size, Content.of(fullest), Content.of(*messages))
+
+
 @dataclass(frozen=True)
 class Way:
     """A bucket, and all that decides how it travels."""
 
-    slots: Sequence[Slot]
+    slots: tuple[Slot, ...]
     quantizer: Quantizer
     cluster: Cluster
     costs: Costs
@@ -66,15 +95,10 @@ class Way:
     def whole(self) -> Message:
         return compose(spans(self.slots, self.quantizer), self.quantizer.bits)
 
-    def shares(self, slots: Sequence[Slot], workers: int) -> list[Message]:
-        return share_out(spans(slots, self.quantizer), self.quantizer, workers)
-
-    def kernel(self, job: str, message: Message) -> float:
-        """Seconds of a thread for all values of a message."""
-        codes = sum(run.length for run in message.runs if run.group)
-        bits = self.quantizer.bits
-        price = self.costs.kernel
-        return codes * price(job, bits) + message.floats * price(job, 32)
+    def kernel(self, job: str, content: Content) -> float:
+        """Seconds of a thread for so many values."""
+        price, bits = self.costs.kernel, self.quantizer.bits
+        return content.codes * price(job, bits) + content.floats * price(job, 32)
 
     @property
     def remote(self) -> int:
@@ -85,7 +109,8 @@ class Way:
 def gather(way: Way) -> Stages:
     """Every worker sends its message to every other one."""
     layout, n, m = way.whole(), way.cluster.workers, way.cluster.together
-    encode, add = way.kernel("encode", layout), n * way.kernel("add", layout)
+    content = Content.of(layout)
+    encode, add = way.kernel("encode", content), n * way.kernel("add", content)
     sent = (n - 1) * layout.size
     wire = Phase(
         out=way.cluster.devices * way.remote * layout.size,
@@ -108,8 +133,9 @@ def gather(way: Way) -> Stages:
 def server(way: Way) -> Stages:
     """All send to one worker, which adds up, quantizes again, and sends to all."""
     layout, n, m = way.whole(), way.cluster.workers, way.cluster.together
-    encode, decode = way.kernel("encode", layout), way.kernel("decode", layout)
-    serve = n * way.kernel("add", layout) + encode
+    content = Content.of(layout)
+    encode, decode = way.kernel("encode", content), way.kernel("decode", content)
+    serve = n * way.kernel("add", content) + encode
     sent, few = (n - 1) * layout.size, way.cluster.devices - 1
     link = max(way.remote, way.cluster.devices if way.remote else 0) * layout.size
     # on one machine every byte is sent and got there; of several the server's is the busiest
@@ -142,14 +168,11 @@ def chunked(way: Way) -> Stages:
     )
 
 
-def _chunks(way: Way, slots: Sequence[Slot], n: int, peers: tuple[int, int]) -> Stages:
+def _chunks(way: Way, slots: tuple[Slot, ...], n: int, peers: tuple[int, int]) -> Stages:
     """An exchange of shares among n workers; of messages of one size, a node sends `peers[0]` to
     other nodes and a device `peers[1]` to others of its own."""
-    shares, m = way.shares(slots, n), way.cluster.together
-    size = max(share.size for share in shares)
-    fullest = max(shares, key=lambda share: share.size)
-    encode = sum(way.kernel("encode", share) for share in shares)
-    decode = sum(way.kernel("decode", share) for share in shares)
+    (size, fullest, whole), m = share(slots, way.quantizer, n), way.cluster.together
+    encode, decode = way.kernel("encode", whole), way.kernel("decode", whole)
     again = n * way.kernel("add", fullest) + way.kernel("encode", fullest)
     sent, first = (n - 1) * size, encode / n
     wire = Phase(
@@ -181,8 +204,8 @@ def _chunks(way: Way, slots: Sequence[Slot], n: int, peers: tuple[int, int]) -> 
 def ring(way: Way) -> Stages:
     """Common steps, then integers that are summed in a ring."""
     layout, m = way.whole(), way.cluster.together
-    measure, encode = way.kernel("measure", layout), way.kernel("encode", layout)
-    decode = way.kernel("decode", layout)
+    jobs = ("measure", "encode", "decode")
+    measure, encode, decode = (way.kernel(job, Content.of(layout)) for job in jobs)
     steps, floats = FLOAT * layout.steps, FLOAT * layout.floats
     wires = [_ring_wire(way.cluster, size) for size in (steps, floats, layout.codes)]
     sent = sum(ring_bytes(size, way.cluster.workers) for size in (steps, floats, layout.codes))
@@ -245,7 +268,7 @@ def hybrid(way: Way) -> Stages:
     )
 
 
-def _share(slots: Sequence[Slot], parts: int) -> list[Slot]:
+def _share(slots: tuple[Slot, ...], parts: int) -> tuple[Slot, ...]:
     """The largest of the shares into which a bucket is cut: the first."""
     left = -(-sum(slot.length for slot in slots) // parts)
     found = []
@@ -255,7 +278,7 @@ def _share(slots: Sequence[Slot], parts: int) -> list[Slot]:
             shape = slot.shape if length == slot.length else (1, length)
             found.append(Slot(shape, slot.position))
         left -= length
-    return found
+    return tuple(found)
 
 
 def ring_bytes(size: int, workers: int) -> int:
