@@ -22,7 +22,7 @@ from dat.planning.gradient import slots_of
 from dat.planning.subject import KNOWN
 
 NODES, BATCH = 6, 512
-STEPS = round(KNOWN["imagenet"].count / (NODES * BATCH))
+STEPS = round(KNOWN["imagenet"].total / (NODES * BATCH))
 ALONE = {"PGD": 6022.0, "FGSM": 1544.0}
 """Seconds of an epoch on one node: AT, Fast AT."""
 PASSES = {"PGD": 4, "FGSM": 1}
@@ -58,7 +58,7 @@ def gradient() -> Gradient:
 
 def compute(method: str) -> Compute:
     """A node's step, divided by passes: 2 for each step of the attack, 1 forward, 2 backward."""
-    step = ALONE[method] / (KNOWN["imagenet"].count / BATCH)
+    step = ALONE[method] / (KNOWN["imagenet"].total / BATCH)
     unit = step / (2 * PASSES[method] + 3)
     before = 2 * PASSES[method] * unit
     return Compute(images=BATCH, before=before, forward=unit, backward=2 * unit)
@@ -88,7 +88,7 @@ def foresee(method: str, protocol: str, quantizer: Quantizer, link: str) -> dict
 
 
 def main() -> None:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for place, method, protocol, quantizer, link, c, t in ROWS:
         rows.append(
             {"table": place, "link": link, "paper_c": c, "paper_t": t}

@@ -146,7 +146,7 @@ def test_known_sets_need_not_be_here() -> None:
     assert find_shape(read_recipe("imagenet")) == KNOWN["imagenet"]
     small = read_recipe("imagenet", {"data": {"size": 64}})
     assert find_shape(small).image == (3, 64, 64)
-    assert find_shape(read_recipe("digits")).count == 1437
+    assert find_shape(read_recipe("digits")).total == 1437
     with pytest.raises(ValueError, match="without the data, plan with one of imagenet"):
         find_shape(read_recipe("digits", {"data": {"name": "nowhere.npz"}}))
 

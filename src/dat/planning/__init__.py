@@ -1,4 +1,4 @@
-"""What a cluster will do: a model of a training step's time, bytes and memory, and its constants."""
+"""What a cluster will do: a model of a step's time, bytes and memory, and its constants."""
 
 from dat.planning.calibration import calibrate
 from dat.planning.cluster import Cluster, Link

@@ -1,8 +1,8 @@
 """A short measurement of this machine: kernels, messages and sums between two workers on it.
 
-Both do the same at the same time, so memory is as busy as in training. As root the workers are hosts
-of their own (network namespaces, links that nothing slows down), else processes that talk over the
-loopback, which costs a little less than a link between hosts.
+Both do the same at the same time, so memory is as busy as in training. As root the workers are
+hosts of their own (network namespaces, links that nothing slows down), else processes that talk
+over the loopback, which costs a little less than a link between hosts.
 """
 
 from __future__ import annotations

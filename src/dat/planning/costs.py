@@ -33,8 +33,8 @@ class Costs:
             "measure": {32: 0.35e-9, 16: 0.30e-9, 8: 0.30e-9, 4: 0.30e-9, 2: 0.30e-9},
         }
     )
-    """By job and bits, a value: encode; decode; add, for each message that is added up; measure, the
-    first part of an encoding. Memory is as busy as with one worker a core."""
+    """By job and bits, a value: encode; decode; add, for each message that is added up; measure,
+    the first part of an encoding. Memory is as busy as with one worker a core."""
     byte: float = 0.65e-9
     """Cores' time for a byte that is sent and a byte that is got, through gloo and TCP."""
     stream: float = 0.45e-9

@@ -111,7 +111,7 @@ def watch_backward(
             model.zero_grad()
             outcome = loss(model(x))
             start = time.perf_counter()
-            outcome.backward()  # type: ignore[no-untyped-call]
+            outcome.backward()
             passes.append((start, time.perf_counter()))
     finally:
         for hook in hooks:

@@ -1,9 +1,9 @@
 """The time of a training step: passes of the network, and an exchange of buckets beside them.
 
 A worker attacks, takes a forward and a backward pass, and steps. During the backward pass buckets
-become ready, in order. A thread collects them, another one spreads them; torch's own all-reduce has
-two threads that each take a whole bucket. What is shared is shared: the cores of a machine, the link
-of a node, the links inside it.
+become ready, in order. A thread collects them, another one spreads them; torch's own all-reduce
+has two threads that each take a whole bucket. What is shared is shared: the cores of a machine, the
+link of a node, the links inside it.
 """
 
 from __future__ import annotations
@@ -165,7 +165,9 @@ def _lanes(
             lane = lanes[number % threads]
             lane += [activity(phase, cluster, costs, (ready,)) for phase in stage.collect]
         return lanes
-    ways = [_both_stages(it, ready, cluster, costs) for it, ready in zip(stages, filled, strict=True)]
+    ways = [
+        _both_stages(it, ready, cluster, costs) for it, ready in zip(stages, filled, strict=True)
+    ]
     if cluster.accelerated:  # a collective is only enqueued, so one thread does both
         return [[it for way in ways for stage in way for it in stage]]
     return [[it for way in ways for it in way[stage]] for stage in (0, 1)]

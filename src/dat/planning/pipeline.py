@@ -101,9 +101,7 @@ def share(active: Sequence[Activity], capacities: Mapping[str, float]) -> list[f
     return speeds
 
 
-def water_fill(
-    wanted: Sequence[float], threads: Sequence[float], capacity: float
-) -> list[float]:
+def water_fill(wanted: Sequence[float], threads: Sequence[float], capacity: float) -> list[float]:
     """Nobody gets more than wanted, and all who get less get alike, thread by thread."""
     given = [0.0] * len(wanted)
     order = sorted(range(len(wanted)), key=lambda i: wanted[i] / threads[i])
@@ -113,4 +111,3 @@ def water_fill(
         left -= given[i]
         crowd -= threads[i]
     return given
-

@@ -131,9 +131,7 @@ def draw(found: Plan, path: Path) -> None:
     line_charts(path, charts, title=title)
 
 
-def _lines(
-    curves: Sequence[Curve], kind: str
-) -> dict[str, tuple[list[float], list[float]]]:
+def _lines(curves: Sequence[Curve], kind: str) -> dict[str, tuple[list[float], list[float]]]:
     return {
         curve.name: (
             [float(it.workers) for it in curve.points],

@@ -34,8 +34,8 @@ class Shape(NamedTuple):
 
     classes: int
     image: tuple[int, int, int]
-    count: int
-    """Of the training set."""
+    total: int
+    """Images of the training set."""
 
 
 KNOWN = {
@@ -64,7 +64,7 @@ class Subject:
     @property
     def images(self) -> int:
         """That are trained on in an epoch."""
-        return max(round(self.shape.count * (1 - self.config.data.holdout)), 1)
+        return max(round(self.shape.total * (1 - self.config.data.holdout)), 1)
 
     def steps(self, batch: float) -> int:
         return max(round(self.images / batch), 1)
@@ -80,16 +80,16 @@ def find_shape(config: RunConfig) -> Shape:
     try:
         data = load(name, config.data.reading())
     except ValueError as error:
-        raise ValueError(f"{error}; without the data, plan with one of {', '.join(KNOWN)}") from None
+        raise ValueError(
+            f"{error}; without the data, plan with one of {', '.join(KNOWN)}"
+        ) from None
     channels, height, width = data.test.shape
     training = data.training
-    count = sum(training.sizes) if isinstance(training, Parts) else len(training)
-    return Shape(data.test.classes, (channels, height, width), count)
+    total = sum(training.sizes) if isinstance(training, Parts) else len(training)
+    return Shape(data.test.classes, (channels, height, width), total)
 
 
-def examine(
-    config: RunConfig, share: float, seconds: float | None, *, devices: int = 1
-) -> Subject:
+def examine(config: RunConfig, share: float, seconds: float | None, *, devices: int = 1) -> Subject:
     """Take a recipe apart; `seconds` is what a worker's step with its share takes, if known."""
     shape = find_shape(config)
     data = _made_up(shape, MOST)

@@ -163,9 +163,7 @@ def server(way: Way) -> Stages:
 def chunked(way: Way) -> Stages:
     """Every worker is the server of one share of the gradient."""
     n = way.cluster.workers
-    return _chunks(
-        way, way.slots, n, (way.cluster.devices * way.remote, way.cluster.devices - 1)
-    )
+    return _chunks(way, way.slots, n, (way.cluster.devices * way.remote, way.cluster.devices - 1))
 
 
 def _chunks(way: Way, slots: tuple[Slot, ...], n: int, peers: tuple[int, int]) -> Stages:
