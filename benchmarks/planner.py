@@ -5,8 +5,8 @@
 A step is a forward and a backward pass of a PreActResNet-18 on a few small images, and the exchange
 beside it, on hosts that are network namespaces and share this machine's cores. The constants come
 from `dat plan --calibrate` and from passes of two workers that exchange nothing; none is fitted to
-what is then predicted. Every row is written down as soon as it is measured, and what is there is not
-measured again (--fresh begins anew).
+what is then predicted. Every row is written down as soon as it is measured, and what is there is
+not measured again (--fresh begins anew).
 """
 
 from __future__ import annotations
@@ -161,10 +161,16 @@ def measure(found: dict[str, Any], arguments: argparse.Namespace) -> None:
                 keep(found)
         for workers in arguments.workers:
             for link in arguments.links:
-                measure_grid(found, workers, link, arguments.steps, Path(folder))
+                try:
+                    measure_grid(found, workers, link, arguments.steps)
+                except OSError as error:  # a worker was lost; what it had measured is kept
+                    print(f"M = {workers}, {link}: {error}; run it again", flush=True)
 
 
-def measure_grid(found: dict[str, Any], workers: int, link: str, steps: int, folder: Path) -> None:
+def measure_grid(found: dict[str, Any], workers: int, link: str, steps: int) -> None:
+    where = {"workers": workers, "link": link, "width": WIDTHS[link]}
+    out = RESULTS / f".planner-{workers}-{link}.jsonl"
+    absorb(found, where, out)  # of a measurement that was cut off
     there = {
         (row["protocol"], row["bits"])
         for row in found["rows"]
@@ -173,18 +179,22 @@ def measure_grid(found: dict[str, Any], workers: int, link: str, steps: int, fol
     missing = [case for case in CASES if case not in there]
     if not missing:
         return
-    out = folder / f"{workers}-{link}.jsonl"
     told = ",".join(f"{name}:{bits}" for name, bits in missing)
     words = [sys.executable, __file__, "--steps", str(steps), "--cases", told]
     try:
         with testbed(workers, link) as hosts:
             run_workers(hosts, [*words, "--width", str(WIDTHS[link]), "--out", str(out)])
     finally:
-        lines = out.read_text().splitlines() if out.exists() else []
-        where = {"workers": workers, "link": link, "width": WIDTHS[link]}
-        found["rows"] += [where | json.loads(line) for line in lines]
+        absorb(found, where, out)
+        print(f"M = {workers}, {link}", flush=True)
+
+
+def absorb(found: dict[str, Any], where: dict[str, Any], out: Path) -> None:
+    """Take over the rows that workers have written."""
+    if out.exists():
+        found["rows"] += [where | json.loads(line) for line in out.read_text().splitlines()]
         keep(found)
-        print(f"M = {workers}, {link}: {len(lines)} rows", flush=True)
+        out.unlink()
 
 
 def foresee(found: dict[str, Any]) -> None:

@@ -2,10 +2,10 @@
 
     python benchmarks/planner_paper.py
 
-Nothing is measured. What a node computes is taken from the paper's own rows for one node (AT 6,022 s
-and Fast AT 1,544 s an epoch at batch 512); a node is one worker, whose GPUs have summed before. The
-rest is the planner's: bytes, a link of 1 Gbit/s with Ethernet's headers, kernels. The paper adds C
-to the computation; where gradients may be exchanged during the backward pass, T is shorter.
+Nothing is measured. What a node computes is taken from the paper's own rows for one node (AT 6,022
+s and Fast AT 1,544 s an epoch at batch 512); a node is one worker, whose GPUs have summed before.
+The rest is the planner's: bytes, a link of 1 Gbit/s with Ethernet's headers, kernels. The paper
+adds C to the computation; where gradients may be exchanged during the backward pass, T is shorter.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python benchmarks/planner_scaling.py [--rounds 3]
 
 Steps of the digits recipe with a larger network through `dat profile`, in turns, a core a worker;
-medians over the rounds. Two workers are on one machine. Beyond that there is nothing here to measure
-on: nodes of two workers with links of 1 and 10 Gbit/s between them, foreseen from the steps of one
-worker and the costs of this machine.
+medians over the rounds. Two workers are on one machine. Beyond that there is nothing here to
+measure on: nodes of two workers with links of 1 and 10 Gbit/s between them, foreseen from the steps
+of one worker and the costs of this machine.
 """
 
 from __future__ import annotations

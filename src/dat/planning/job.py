@@ -107,7 +107,11 @@ def plan(
     if not found:
         raise ValueError("none of these protocols can do any of these bits on this cluster")
     chosen = recommend(found)
-    curves = _curves(subject, cluster, found, chosen, costs) if "nodes" in told else []
+    curves = (
+        _curves(subject, cluster, found=found, chosen=chosen, costs=costs)
+        if "nodes" in told
+        else []
+    )
     return Plan(
         recipe=recipe,
         subject=subject,
@@ -123,6 +127,7 @@ def plan(
 def _curves(
     subject: Subject,
     cluster: Cluster,
+    *,
     found: Sequence[Alternative],
     chosen: Alternative,
     costs: Costs,

@@ -8,8 +8,9 @@ link of a node, the links inside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dat.comm.ledger import covered
 from dat.comm.quantizer import Quantizer
@@ -97,8 +98,9 @@ def predict(
     if cluster.workers == 1 and protocol == "dense":
         stages = [Stages((), (), 0, 0, 0) for _ in stages]
     ready = [bucket.ready for bucket in buckets]
-    step, communication = _simulate(stages, ready, compute, protocol, cluster, costs)
-    alone, _ = _simulate([], [], compute, protocol, cluster, costs)
+    lanes = partial(_lanes, protocol=protocol, cluster=cluster, costs=costs)
+    step, communication = _simulate(compute, cluster, ready=ready, lanes=partial(lanes, stages))
+    alone, _ = _simulate(compute, cluster, ready=[], lanes=lambda filled: [])
     told = 4 * gradient.told * (cluster.workers - 1)
     return Prediction(
         protocol=protocol,
@@ -115,17 +117,17 @@ def predict(
 
 
 def _simulate(
-    stages: Sequence[Stages],
-    ready: Sequence[float],
     compute: Compute,
-    protocol: str,
     cluster: Cluster,
-    costs: Costs,
+    *,
+    ready: Sequence[float],
+    lanes: Callable[[Sequence[Activity]], list[list[Activity]]],
 ) -> tuple[float, float]:
-    """The end of the step, and the seconds in which an exchange was under way."""
+    """The end of the step, and the seconds in which an exchange was under way. `lanes` are what the
+    threads do that exchange, once buckets are filled."""
 
     def work(seconds: float, after: Sequence[Activity] = ()) -> Activity:
-        return _work(seconds, cluster, after, compute.threads)
+        return _work(seconds, cluster, after=after, threads=compute.threads)
 
     begin = [work(compute.before), work(compute.forward)]
     parts, filled, done = [], [], 0.0
@@ -134,16 +136,16 @@ def _simulate(
         filled.append(parts[-1])
         done = at
     parts.append(work((1 - done) * compute.backward))
-    lanes = _lanes(stages, filled, protocol, cluster, costs)
-    last = [lane[-1] for lane in lanes if lane]
+    threads = lanes(filled)
+    last = [lane[-1] for lane in threads if lane]
     end = work(compute.after, after=last)
-    finish = run([[*begin, *parts, end], *lanes], capacities(cluster))
-    flights = [(it.started or 0.0, it.ended or 0.0) for lane in lanes for it in lane]
+    finish = run([[*begin, *parts, end], *threads], capacities(cluster))
+    flights = [(it.started or 0.0, it.ended or 0.0) for lane in threads for it in lane]
     return finish, covered(flights)
 
 
 def _work(
-    seconds: float, cluster: Cluster, after: Sequence[Activity] = (), threads: int = 1
+    seconds: float, cluster: Cluster, *, after: Sequence[Activity] = (), threads: int = 1
 ) -> Activity:
     """Something that every worker computes."""
     busy = cluster.together * threads
@@ -153,6 +155,7 @@ def _work(
 def _lanes(
     stages: Sequence[Stages],
     filled: Sequence[Activity],
+    *,
     protocol: str,
     cluster: Cluster,
     costs: Costs,
@@ -163,10 +166,13 @@ def _lanes(
         lanes: list[list[Activity]] = [[] for _ in range(threads)]
         for number, (stage, ready) in enumerate(zip(stages, filled, strict=True)):
             lane = lanes[number % threads]
-            lane += [activity(phase, cluster, costs, (ready,)) for phase in stage.collect]
+            lane += [
+                activity(phase, cluster, costs=costs, after=(ready,)) for phase in stage.collect
+            ]
         return lanes
     ways = [
-        _both_stages(it, ready, cluster, costs) for it, ready in zip(stages, filled, strict=True)
+        _both_stages(it, ready, cluster=cluster, costs=costs)
+        for it, ready in zip(stages, filled, strict=True)
     ]
     if cluster.accelerated:  # a collective is only enqueued, so one thread does both
         return [[it for way in ways for stage in way for it in stage]]
@@ -174,18 +180,18 @@ def _lanes(
 
 
 def _both_stages(
-    stages: Stages, ready: Activity, cluster: Cluster, costs: Costs
+    stages: Stages, ready: Activity, *, cluster: Cluster, costs: Costs
 ) -> tuple[list[Activity], list[Activity]]:
     """How a bucket is collected, once it is filled, and then spread."""
-    collect = [_work(costs.bucket, cluster, (ready,))]
-    collect += [activity(phase, cluster, costs) for phase in stages.collect]
-    spread = [_work(costs.bucket, cluster, (collect[-1],))]
-    spread += [activity(phase, cluster, costs) for phase in stages.spread]
+    collect = [_work(costs.bucket, cluster, after=(ready,))]
+    collect += [activity(phase, cluster, costs=costs) for phase in stages.collect]
+    spread = [_work(costs.bucket, cluster, after=(collect[-1],))]
+    spread += [activity(phase, cluster, costs=costs) for phase in stages.spread]
     return collect, spread
 
 
 def activity(
-    phase: Phase, cluster: Cluster, costs: Costs, after: Sequence[Activity] = ()
+    phase: Phase, cluster: Cluster, *, costs: Costs, after: Sequence[Activity] = ()
 ) -> Activity:
     """A phase as the simulation sees it."""
     byte, stream = _per_byte(phase, cluster, costs)
