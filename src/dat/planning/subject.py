@@ -16,6 +16,7 @@ from dat.comm import Buckets, Default
 from dat.comm.world import cores
 from dat.config import RunConfig
 from dat.data import ImageData, Parts, Splits, load
+from dat.finetune import settle
 from dat.planning.gradient import Gradient, watch_backward
 from dat.planning.memory import Activations, count_activations
 from dat.planning.model import Compute
@@ -93,6 +94,7 @@ def examine(config: RunConfig, share: float, seconds: float | None, *, devices: 
     """Take a recipe apart; `seconds` is what a worker's step with its share takes, if known."""
     shape = find_shape(config)
     data = _made_up(shape, MOST)
+    config = settle(config, data)
     model = make_model(config, data)
     x, _ = data.test.batch(torch.arange(LEAST), torch.device("cpu"))
     gradient = watch_backward(model, x, lambda logits: logits.logsumexp(1).mean())
