@@ -21,18 +21,9 @@ APART = {"optim", "comm", "models", "data", "loggers"}
 COMPONENTS = ["threat losses smoothing", "attacks", "objectives"]
 JOBS = ["evaluation", "certification", "train", "report"]
 TOP = [
-    *("bench", "finetune", "build", "examination", "training", "profiling", "measure", "selftrain"),
-    *(
-        "datasets",
-        "export",
-        "recipes",
-        "reproduce",
-        "doctor",
-        "starter",
-        "clusters",
-        "commands",
-        "cli",
-    ),
+    *("bench", "finetune", "build", "examination", "training", "profiling", "planning", "measure"),
+    *("selftrain", "datasets", "export", "recipes", "reproduce", "doctor", "starter", "clusters"),
+    *("commands", "cli"),
     "__main__",
 ]
 """In each list, a room knows the lists and the rooms before its own."""

@@ -4,7 +4,7 @@ This is the only room that calls collectives.
 """
 
 from dat.comm.base import BaseExchange
-from dat.comm.choice import choose
+from dat.comm.choice import choose, choose_default
 from dat.comm.exchange import Exchange
 from dat.comm.ledger import Ledger, Traffic, clock_of
 from dat.comm.norms import NORMS, Norms
@@ -70,6 +70,7 @@ __all__ = [
     "check_shard",
     "check_team",
     "choose",
+    "choose_default",
     "clock_of",
     "like",
     "local_of",

@@ -30,13 +30,22 @@ def choose(
     if isinstance(protocol, Default | Auto) and (quantizer.dense or not length):
         return replace(quantizer, bits=DENSE), Dense()
     if isinstance(protocol, Default):
-        return quantizer, Chunked() if isinstance(quantizer, Buckets) else Gather()
+        return quantizer, choose_default(quantizer, protocol)
     if isinstance(protocol, Auto):
         dense = replace(quantizer, bits=DENSE)
         if world.size == 1 or not _pays(quantizer, dense, world, min(length, PROBE)):
             return dense, Dense()
         return quantizer, Chunked()
     return quantizer, protocol
+
+
+def choose_default(quantizer: Quantizer, protocol: Protocol) -> Protocol:
+    """What is used when nothing else is said, and nothing is measured."""
+    if not isinstance(protocol, Default | Auto):
+        return protocol
+    if quantizer.dense:
+        return Dense()
+    return Chunked() if isinstance(quantizer, Buckets) else Gather()
 
 
 def _pays(quantizer: Quantizer, dense: Quantizer, world: World, length: int) -> bool:

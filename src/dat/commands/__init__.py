@@ -15,6 +15,7 @@ from dat.commands import (
     helping,
     launching,
     measuring,
+    planning,
     profiling,
     reproducing,
     showing,
@@ -23,7 +24,8 @@ from dat.commands import (
 from dat.commands.arguments import Commands, teach
 
 GROUPS = (
-    *(training, launching, measuring, exporting, showing, reproducing, data, profiling, bench),
+    *(training, launching, measuring, exporting, showing, reproducing, data, profiling, planning),
+    bench,
     helping,
 )
 

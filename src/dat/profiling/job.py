@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from dat.build import make_trainer, make_world
 from dat.comm import Traffic, World
 from dat.config import RunConfig
-from dat.data import load
+from dat.data import Splits, load
 from dat.finetune import settle
 from dat.profiling.watchers import REST, Stopwatch, Tidemark, nothing, trace
 from dat.stages import Watch, watched
@@ -101,12 +101,17 @@ def _hushed() -> Iterator[None]:
 
 
 def profile_steps(
-    config: RunConfig, recipe: str, *, steps: int = 10, file: Path | None = None
+    config: RunConfig,
+    recipe: str,
+    *,
+    steps: int = 10,
+    file: Path | None = None,
+    data: Splits | None = None,
 ) -> dict[str, Any] | None:
     """Take steps on all workers; the first gets what they came to. No run's folder is left. With a
-    `file`, two more steps are traced by torch's profiler."""
+    `file`, two more steps are traced by torch's profiler; with `data`, that is trained on."""
     with make_world(config) as world:
-        trainer = world.together(lambda: _make(config, steps, world))
+        trainer = world.together(lambda: _make(config, steps, world, data))
         settle_protocol(trainer, quiet=True)
         plan = Plan(steps, file, world)
         trainer.listeners = [plan]
@@ -117,7 +122,7 @@ def profile_steps(
         return _report(plan, trainer, recipe, times, memory) if world.first else None
 
 
-def _make(config: RunConfig, steps: int, world: World) -> Trainer:
+def _make(config: RunConfig, steps: int, world: World, data: Splits | None) -> Trainer:
     """Nothing is held out, so nothing is measured between epochs, and there are epochs enough; the
     batch is that of the beginning."""
     epochs = max(config.train.epochs, WARMUP + steps + TRACED)
@@ -126,7 +131,7 @@ def _make(config: RunConfig, steps: int, world: World) -> Trainer:
         data=replace(config.data, holdout=0.0),
         train=replace(config.train, sentinel="off", epochs=epochs, grow=()),
     )
-    data = load(alike.data.name, alike.data.reading())
+    data = data or load(alike.data.name, alike.data.reading())
     return make_trainer(settle(alike, data), data, world)
 
 
