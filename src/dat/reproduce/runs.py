@@ -35,9 +35,9 @@ TIMING = "timing"
 Progress = Callable[[int, int], None]
 
 
-LATER = ("bn", "ghost", "grow", "grow_by")
-"""Settings of training that came after runs were made: who leaves them alone keeps those."""
-USUAL = RunConfig().dump()["train"]
+LATER = {"train": ("bn", "ghost", "grow", "grow_by"), "comm": ("shard", "gather")}
+"""Settings that came after runs were made: who leaves them alone keeps those."""
+USUAL = RunConfig().dump()
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,10 @@ class Run:
         config = RunConfig.read(self.settings).dump()
         del config["train"]["log"]  # where figures go changes none of them,
         del config["evaluate"]["report"]  # nor does what is looked at when all is done
-        for name in LATER:
-            if config["train"][name] == USUAL[name]:
-                del config["train"][name]
+        for group, names in LATER.items():
+            for name in names:
+                if config[group][name] == USUAL[group][name]:
+                    del config[group][name]
         told = [self.row.command, self.row.workers, config, self.row.labeller, origin]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
