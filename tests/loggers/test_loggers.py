@@ -82,7 +82,7 @@ def test_loggers_hear_of_every_step_and_epoch(tmp_path: Path) -> None:
         *(("step", 1), ("step", 2), ("epoch", 1)),
         *(("step", 3), ("step", 4), ("epoch", 2)),
     ]
-    assert set(lines[0][2]) == {"step/sent", "step/busy", "step/exposed"}
+    assert set(lines[0][2]) == {f"step/{it}" for it in ("sent", "busy", "exposed", "between")}
     assert {"epoch", "loss", "lr", "trust_ratio/1.weight"} <= set(lines[2][2])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,19 @@ def test_more_steps_samples_and_bits_help() -> None:
     assert solve(PROBLEM, Run(steps=256, batch=64, bits=2), 0) > long
 
 
+def test_errors_keep_the_weights_from_the_minimum() -> None:
+    near = Run(steps=256, batch=16, rate=0.1, near=True)
+    there = PROBLEM.gradient(PROBLEM.start(0, near=True).double(), A)
+    assert float(there.square().sum()) < 1e-10
+    exact = solve(PROBLEM, near, 0)
+    assert exact < 0.1 * solve(PROBLEM, replace(near, near=False), 0)
+    assert solve(PROBLEM, replace(near, batch=1), 0) > 1.5 * exact
+    assert solve(PROBLEM, replace(near, bits=2), 0) > 1.5 * exact
+    assert solve(PROBLEM, replace(near, inner=0.8), 0) > 1.5 * exact
+    known = constants(PROBLEM, A, 1, near=True)
+    assert exact < bound(PROBLEM, near, known)["bound"]
+
+
 def test_a_slope_is_found() -> None:
     xs = [1.0, 2.0, 4.0, 8.0]
     assert slope(xs, [3 * x**-0.5 for x in xs]) == pytest.approx(-0.5)
@@ -104,8 +118,8 @@ def test_a_slope_is_found() -> None:
 
 def test_all_of_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = {
-        name: (key, values[:2], Run(steps=8, batch=2), text)
-        for name, (key, values, _, text) in theorem.SWEEPS.items()
+        name: sweep._replace(values=sweep.values[:2], run=Run(steps=8, batch=2))
+        for name, sweep in theorem.SWEEPS.items()
     }
     monkeypatch.setattr(theorem, "SWEEPS", short)
     found = prove(tmp_path, seeds=2, quiet=True)

@@ -92,12 +92,14 @@ class BaseExchange(ABC):
         parts = [notes.detach().float(), *(buffer.flatten() for buffer in statistics)]
         mine = torch.cat(parts)
         rows = mine.new_empty((self.world.size, len(mine)))
-        land = self.ledger.open_flight()
+        land, load = self.ledger.open_flight(), to_all_others(mine, self.world)
         work = dist.all_gather(list(rows.unbind()), mine, async_op=True)
 
         def arrive(gathered: torch.futures.Future[Any]) -> Tensor:
+            # gloo's thread is the last to have this, so it knows no exchange: that one's process
+            # group would end in a thread of its own
             gathered.value()  # raises what the exchange failed with
-            land(*to_all_others(mine, self.world))
+            land(*load)
             return rows
 
         arrived = work.get_future().then(arrive)

@@ -59,7 +59,7 @@ class Exchange(BaseExchange):
         )
         self._begun = False
         self._backwards = 0
-        self._ddp = DistributedDataParallel(
+        self._ddp = _Parallel(
             module,
             device_ids=[world.device.index] if world.device.type == "cuda" else None,
             forward_sync_buffers=False,  # statistics are averaged in `share`, not overwritten
@@ -100,6 +100,18 @@ class Exchange(BaseExchange):
             self._backwards += 1
         if bucket.is_last():
             self._begun = False
+
+
+class _Parallel(DistributedDataParallel):
+    """DDP that can be let go of. Its reducer, if it is the last to have the process group, waits in
+    its destructor for gloo's threads and does not let go of the interpreter, which such a thread
+    may be waiting for to drop a tensor: both would wait for ever."""
+
+    def __del__(self) -> None:
+        group = self.__dict__.get("process_group")  # Python's own reference lets go of it
+        for holder in ("logger", "reducer"):
+            self.__dict__.pop(holder, None)
+        del group
 
 
 def _sum_bucket(exchange: Exchange, bucket: GradBucket) -> torch.futures.Future[Tensor]:

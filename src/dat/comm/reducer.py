@@ -126,12 +126,12 @@ class Reducer:
         self._lanes = []
 
     def _sum_dense(self, gradient: Tensor) -> "Future[Tensor]":
-        land = self.ledger.open_flight()
+        land, load = self.ledger.open_flight(), around(gradient, self.world)
         work = dist.all_reduce(gradient, async_op=True)
 
         def finish(summed: "Future[Any]") -> Tensor:
             total: Tensor = summed.value()[0]  # raises what the exchange failed with
-            land(*around(gradient, self.world))
+            land(*load)
             return total
 
         future: Future[Tensor] = work.get_future().then(finish)
