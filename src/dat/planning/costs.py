@@ -22,8 +22,8 @@ BUILT_IN = "built in"
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds, of one thread where nothing else is said. The defaults are rough figures for a core of
-    a server of 2021 (AMD EPYC, AVX2), not a measurement."""
+    """Seconds, of one thread where nothing else is said. The defaults are rough figures for a
+    core of a server of 2021 (AMD EPYC, AVX2), not a measurement."""
 
     kernels: Mapping[str, Mapping[int, float]] = field(
         default_factory=lambda: {
