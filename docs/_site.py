@@ -1,4 +1,4 @@
-"""What MkDocs needs to be told: pages and pictures that lie outside of docs/.
+"""What MkDocs needs to be told: pages, pictures and programs that lie outside of docs/.
 
 Links in the pages are written for whoever reads them as files (`../benchmarks/results/x.png`); the
 site has these files at the same names beside its pages.
@@ -15,13 +15,17 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 """A page's name in the site, and the file at the root that it is."""
-PICTURES = ("benchmarks/results/*.png", "results/*/plot.png", "results/*/plot.svg")
+BESIDE = (
+    *("benchmarks/results/*.png", "results/*/plot.png", "results/*/plot.svg"),
+    "examples/*.py",
+)
+"""Pictures and programs that pages link to."""
 BENCHMARKS = "benchmarks/README.md"
 
 
 def on_files(files: Files, config: Any) -> Files:
     outside = dict(PAGES) | {BENCHMARKS: BENCHMARKS}
-    for pattern in PICTURES:
+    for pattern in BESIDE:
         found = (path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern))
         outside |= {path: path for path in found}
     for name, path in outside.items():
