@@ -147,7 +147,9 @@ def test_without_an_out_each_weights_have_their_folder(run: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_network_in_every_format(name: str, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", {"model": {"name": name, "width": 2}})
+    # a layer norm over two values is next to a sign: it makes a difference of what is rounding
+    width = 8 if name.startswith("vit") else 2
+    run = make_run(tmp_path / "run", {"model": {"name": name, "width": width}})
     told = dat.export_run(run, formats=ALL, out=tmp_path / "out")
     assert [it["format"] for it in told["files"]] == list(ALL)
     assert all(it["difference"] < 1e-4 for it in told["files"])
