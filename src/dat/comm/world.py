@@ -250,9 +250,12 @@ class World:
         silent = set(range(self.size)) - {self.rank}
         patience = time.monotonic() + ROLL_CALL
         try:
-            self.store.set(CALL, str(self.rank))
+            called = [int(self.store.get(CALL))] if self.store.check([CALL]) else []
+            self.store.set(CALL, str(min([*called, self.rank])))
             while silent and time.monotonic() < patience:
                 time.sleep(0.05)
+                # a worker before this one may call as well, and leave with the store: it tells
+                self.callers.append(int(self.store.get(CALL)))
                 silent = {rank for rank in silent if not self.store.check([f"here/{rank}"])}
         except RuntimeError:
             return None
