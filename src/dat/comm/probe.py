@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -69,7 +69,12 @@ def _time(world: World, rounds: int, work: Callable[[], object]) -> Reading:
         start, cpu = time.perf_counter(), time.process_time()
         finish()
         taken.append((time.perf_counter() - start, time.process_time() - cpu))
-    seconds, cores = (statistics.quantiles(it, n=4)[0] for it in zip(*taken, strict=True))
-    mine = torch.tensor((seconds, cores), dtype=torch.float64)
+    quartiles = [lower_quartile(it) for it in zip(*taken, strict=True)]
+    mine = torch.tensor(quartiles, dtype=torch.float64)
     everyone = world.gather(mine)
     return Reading(float(everyone[:, 0].max()), float(everyone[:, 1].mean()))
+
+
+def lower_quartile(taken: Sequence[float]) -> float:
+    """Between the smallest and the largest, however few there are."""
+    return statistics.quantiles(taken, n=4, method="inclusive")[0]
