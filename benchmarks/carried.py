@@ -31,6 +31,7 @@ from dat.data import ImageData, Splits, load
 from dat.evaluation import assess
 from dat.recipes import read
 from dat.report import Chart, line_charts
+from dat.train import Listener, Trainer
 
 RECIPE = str(Path(__file__).with_name("methods.yaml"))
 TASK = ("model.width=8", "data.holdout=0", "train.sentinel=off", "comm.threads=1")
@@ -107,28 +108,29 @@ def config_of(name: str, data: Path, seed: int) -> RunConfig:
     return read(RECIPE, parse_edits(words))
 
 
-class Counted:
-    """How many images went through a network while its gradients were asked for."""
+class Counted(Listener):
+    """How many images went through a network, or the copy of it that is attacked, while gradients
+    were asked for."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.images = 0
-        self._hook = model.register_forward_hook(self._see)
+    images = 0
+
+    def started(self, trainer: Trainer) -> None:
+        for network in {trainer.model, trainer.worker.engine.target(eval_mode=True)}:
+            network.register_forward_hook(self._see)
 
     def _see(self, model: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self.images += len(output) * torch.is_grad_enabled()
-
-    def close(self) -> None:
-        self._hook.remove()
 
 
 def trained(config: RunConfig, splits: Splits, world: World, weights: Path) -> dict[str, Any]:
     """One run, what it took, and RA on all test images."""
     trainer = make_trainer(config, splits, world)
-    counted = Counted(trainer.model)
+    counted = Counted()
+    trainer.listeners = (*trainer.listeners, counted)
     start = time.process_time()
     records = trainer.fit()
     seconds = time.process_time() - start
-    counted.close()
+    gradients = counted.images / (trainer.updates * config.train.batch)
     torch.save(trainer.model.state_dict(), weights)
     judged = assess(
         trainer.model, splits.test, ("pgd-20",), threat=config.threat, world=world, check=False
@@ -138,7 +140,7 @@ def trained(config: RunConfig, splits: Splits, world: World, weights: Path) -> d
         "ra": judged.ra("pgd-20"),
         "images": judged.images,
         "updates": trainer.updates,
-        "gradients": counted.images / (trainer.updates * config.train.batch),
+        "gradients": gradients,
         "cost": config.attack.cost(),
         "cpu_seconds": seconds,
         "wall_seconds": sum(record.seconds for record in records),

@@ -83,7 +83,7 @@ def check_same(one: Trainer, other: Trainer, *, rtol: float = 2e-3) -> None:
 )
 def test_layout_and_copy_change_nothing(world: World, attack: Attack, objective: Objective) -> None:
     fast = trainer(world, Compute(), attack=attack, objective=objective)
-    assert fast.engine.notes[:2] == ("channels last", "16 batch norms folded")
+    assert fast.worker.engine.notes[:2] == ("channels last", "16 batch norms folded")
     check_same(fast, trainer(world, PLAIN, attack=attack, objective=objective), rtol=5e-3)
 
 
@@ -91,8 +91,8 @@ def test_the_copy_is_attacked_with_what_the_model_has_learnt(world: World) -> No
     made = trainer(world, Compute())
     stepped(made, 3)
     x = images().tensor()
-    copy = made.engine.target(eval_mode=True)
-    assert copy is not made.model and made.engine.target(eval_mode=False) is made.model
+    copy = made.worker.engine.target(eval_mode=True)
+    assert copy is not made.model and made.worker.engine.target(eval_mode=False) is made.model
     torch.testing.assert_close(copy(x), made.model.eval()(x), rtol=1e-4, atol=1e-4)
 
 
@@ -116,7 +116,7 @@ def test_pieces_add_up_to_the_batch(
 ) -> None:
     whole = trainer(world, Compute(), cnn(), attack, objective)
     cut = trainer(world, Compute(pieces=pieces), cnn(), attack, objective)
-    assert [len(range(12)[it]) for it in cut.engine.pieces(12)] == {
+    assert [len(range(12)[it]) for it in cut.worker.engine.pieces(12)] == {
         2: [6, 6],
         5: [2, 2, 3, 2, 3],
         40: [1] * 12,
@@ -154,7 +154,7 @@ def test_blocks_that_are_computed_again_keep_less_and_change_no_bit(world: World
     assert losses == wanted
     assert all(torch.equal(state[name], value) for name, value in expected.items())
     assert kept_bytes(again) < kept_bytes(plain) / 2
-    assert "forward" not in vars(again.engine.blocks[0])  # found as it was
+    assert "forward" not in vars(again.worker.engine.blocks[0])  # found as it was
 
 
 def test_a_network_without_blocks_says_so(world: World) -> None:
@@ -164,7 +164,7 @@ def test_a_network_without_blocks_says_so(world: World) -> None:
 
 def test_mixed_precision_stays_near(world: World) -> None:
     low = trainer(world, Compute(precision="bfloat16"))
-    assert low.engine.notes[-1] == "bfloat16"
+    assert low.worker.engine.notes[-1] == "bfloat16"
     losses, state = stepped(low)
     wanted, _ = stepped(trainer(world, Compute()))
     assert losses == pytest.approx(wanted, rel=0.05) and losses != wanted
@@ -185,7 +185,7 @@ class Viewing(nn.Module):
 
 def test_a_network_that_cannot_take_the_layout_keeps_its_own(world: World) -> None:
     made = trainer(world, Compute(fold=False), Viewing())
-    assert made.engine.notes[0].startswith("channels not last: the model cannot take it")
+    assert made.worker.engine.notes[0].startswith("channels not last: the model cannot take it")
     stepped(made)
     with pytest.raises(SettingError, match=r"compute.layout = channels-last: the model fails"):
         trainer(world, Compute(layout="channels-last"), Viewing())
@@ -194,7 +194,7 @@ def test_a_network_that_cannot_take_the_layout_keeps_its_own(world: World) -> No
 def test_a_network_that_torch_would_crash_on_keeps_its_own(world: World) -> None:
     narrow = build_model("preact-resnet18", 4, width=4)
     made = trainer(world, Compute(), narrow)
-    assert "a strided 1 x 1 convolution" in made.engine.notes[0]
+    assert "a strided 1 x 1 convolution" in made.worker.engine.notes[0]
     stepped(made)
     with pytest.raises(SettingError, match=r"compute.layout = channels-last: torch may crash"):
         trainer(world, Compute(layout="channels-last"), narrow)
@@ -231,5 +231,5 @@ def test_auto_compiles_only_where_it_pays() -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
 def test_a_compiled_copy_answers_alike_and_follows(world: World) -> None:
     made = trainer(world, Compute(compile="on"), cnn())
-    assert "compiled" in made.engine.notes
+    assert "compiled" in made.worker.engine.notes
     check_same(made, trainer(world, Compute(), cnn()), rtol=1e-4)

@@ -143,7 +143,7 @@ def compare(world: World, size: int, folder: Path) -> Any:
             found = weights(trainer)
             if world.first:
                 save_file(found, folder / f"{case} {'sharded' if shard else 'whole'}.safetensors")
-            state = trainer._minimiser.state
+            state = trainer.minimiser.state
             kept = sum(
                 local_of(it).numel()
                 for moments in state.values()

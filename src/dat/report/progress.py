@@ -75,7 +75,7 @@ class Progress(Listener):
                 f"{trainer.batch_in(epoch)}",
                 markup=False,
             )
-        self._console.print(f"computes: {', '.join(trainer.engine.notes)}", markup=False)
+        self._console.print(f"computes: {', '.join(trainer.worker.engine.notes)}", markup=False)
         self._bar.start()
         done = _steps_before(trainer, len(trainer.records)) + trainer.tally.step
         total = _steps_before(trainer, trainer.epochs)

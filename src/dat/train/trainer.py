@@ -10,18 +10,8 @@ import torch
 from torch import nn
 
 from dat.attacks import PGD, Attack, Free
-from dat.comm import (
-    Buckets,
-    Default,
-    Exchange,
-    Norms,
-    Protocol,
-    Quantizer,
-    ShardedExchange,
-    Team,
-    World,
-)
-from dat.compute import Compute, Engine, blocks_of
+from dat.comm import Buckets, Default, Protocol, Quantizer, ShardedExchange, Shards, World
+from dat.compute import Compute
 from dat.data import Augmentation, Dealing, ImageData, Mix, Parts, supply
 from dat.evaluation import Accuracy
 from dat.objectives import Adversarial, Objective
@@ -29,17 +19,17 @@ from dat.optim import EMA, LAMB, Layerwise, OuterOracle, Piecewise, Schedule, se
 from dat.rng import seeded
 from dat.stages import watched
 from dat.threat import ThreatModel
-from dat.train.agreement import check_data, check_replicas
-from dat.train.carried import Carried
+from dat.train.agreement import check_replicas
 from dat.train.checks import check
 from dat.train.growth import Growth
+from dat.train.meeting import carried, meet
 from dat.train.perturbation import WeightAttack
 from dat.train.records import EpochRecord, Listener, Tally
 from dat.train.resume import Resumption, Saver
 from dat.train.selection import Best, HeldOut
 from dat.train.sentinel import Collapse, Sentinel, Snapshot
 from dat.train.sharding import broken, parts_alike, state_of
-from dat.train.step import ADVICE, NotFinite, StepReport, Worker, dat_step, never
+from dat.train.step import ADVICE, NotFinite, StepReport, dat_step, never
 from dat.train.timing import Split
 
 
@@ -136,7 +126,7 @@ class Trainer:
         self.data, *rest = (source.data for source in self.supply.sources)
         self.unlabelled = rest[0] if rest else None
         if not self.sharded:
-            self._minimise()
+            self.minimise()
         self._averaged: EMA | None = None
         self.best = Best(self.select_by)
         self._seen: list[float] = []
@@ -160,89 +150,31 @@ class Trainer:
         """Whether a worker has but a part of the model."""
         return self.shard is not None and self.shard > 1
 
-    def _minimise(self) -> None:
-        """Make the optimizer of the parameters as they are."""
+    def minimise(self, shards: Shards | None = None) -> None:
+        """Make the optimizer of the parameters as they are, whole or cut up."""
         if isinstance(self.optimizer, OuterOracle):
-            self._minimiser = self.optimizer(self.model, batch=self.batch)
+            self.minimiser = self.optimizer(self.model, batch=self.batch)
         else:
-            self._minimiser = self.optimizer(self.model)
-        for group in self._minimiser.param_groups:
+            self.minimiser = self.optimizer(self.model)
+        if isinstance(self.minimiser, Layerwise):
+            self.minimiser.shards = shards
+        for group in self.minimiser.param_groups:
             group.setdefault("initial_lr", group["lr"])
 
     def trust_ratios(self) -> dict[str, float]:
         """LALR's ratio of each adapted layer in the last step, by its name."""
-        if not isinstance(self._minimiser, Layerwise):
+        if not isinstance(self.minimiser, Layerwise):
             return {}
         names = {id(p): name for name, p in self.model.named_parameters()}
-        return {names[id(p)]: float(ratio) for p, ratio in self._minimiser.trust_ratios()}
+        return {names[id(p)]: float(ratio) for p, ratio in self.minimiser.trust_ratios()}
 
     def _connect(self) -> None:
-        """Meet the other workers; from here on all have the first one's weights."""
-        exchange = self._sharded_exchange() if self.sharded else self._exchange()
-        team = Team(self.world, self.team, exchange.ledger)
-        norms = Norms.of(self.bn, team, world=self.world, ledger=exchange.ledger, group=self.ghost)
-        check_data(self.supply, self.batch, self.world)
+        """Meet the other workers."""
+        self.worker = meet(self)
         if self.ema:
+            exchange = self.worker.exchange
             cut = exchange.parted() if isinstance(exchange, ShardedExchange) else self.model
             self._averaged = EMA(cut, self.ema)
-        self.worker = Worker(
-            supply=self.supply,
-            threat=self.threat,
-            attack=self.attack,
-            objective=self.objective,
-            exchange=exchange,
-            engine=self.engine,
-            team=team,
-            norms=norms,
-            optimizer=self._minimiser,
-            seed=self.seed,
-            augmentation=self.augmentation,
-            attack_bn=self.attack_bn,
-            weights=self.weight_attack,
-            growth=self.growth,
-            carried=self._carried(self.attack),
-            stopping=self.stopping,
-        )
-
-    def _sharded_exchange(self) -> ShardedExchange:
-        """Cut the model up; the optimizer's moments are those of parts as well."""
-        assert self.shard is not None
-        self.engine = Engine.of_sharded(self.model, self.compute)
-        exchange = ShardedExchange(
-            self.model,
-            self.world,
-            size=self.shard,
-            blocks=blocks_of(self.model),
-            gather=self.gather,
-            quantizer=self.quantizer,
-            seed=self.seed,
-            norms_meet=self.bn == "sync",
-        )
-        self._minimise()
-        if isinstance(self._minimiser, Layerwise):
-            self._minimiser.shards = exchange.shards
-        self.best.copied = lambda model: exchange.parted(state_of(model))
-        return exchange
-
-    def _exchange(self) -> Exchange:
-        some = self.supply.sources[0].data
-        images, _ = some.batch(torch.arange(min(8, len(some))), self.world.device)
-        work = self.epochs * self.samples * self.attack.cost() // self.world.size
-        if isinstance(self.attack, PGD) and self.attack.patience is not None:
-            work = 0  # nothing is compiled for batches of all sizes
-        with seeded(self.world.device, self.seed, "engine"):
-            self.engine = Engine.of(self.model, self.compute, images, work)
-        return Exchange(
-            self.model,
-            self.world,
-            quantizer=self.quantizer,
-            protocol=self.protocol,
-            seed=self.seed,
-            norms_meet=self.bn == "sync",
-        )
-
-    def _carried(self, attack: Attack) -> Carried | None:
-        return Carried.of(attack, self.supply.sources, self.threat, self.world.device)
 
     @property
     def steps(self) -> int:
@@ -345,7 +277,7 @@ class Trainer:
 
     def use_attack(self, attack: Attack) -> None:
         """Go on with another attack."""
-        self.worker = replace(self.worker, attack=attack, carried=self._carried(attack))
+        self.worker = replace(self.worker, attack=attack, carried=carried(self, attack))
 
     def models(self) -> dict[str, nn.Module]:
         """The raw weights and, where they are kept, the averaged ones, by file-name prefix."""
