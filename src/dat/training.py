@@ -38,6 +38,7 @@ from dat.train.checkpoint import clear
 from dat.train.folder import CHECKPOINTS, PAGE, RESULT
 from dat.train.log import WorkerLog, log, worker_log
 from dat.train.logged import Logged
+from dat.train.remarks import guessing, left_out, overfitting
 
 
 def train(
@@ -260,30 +261,6 @@ def _anchored(name: str) -> str:
     return str(path.resolve()) if path.suffix in files or path.is_dir() else name
 
 
-def _left_out(trainer: Trainer) -> list[str]:
-    steps = [f"epoch {epoch + 1}, step {step + 1}" for epoch, step in trainer.left_out]
-    return [f"left out, as they were not finite: {'; '.join(steps)}"] if steps else []
-
-
-OVERFIT = 3.0
-
-"""Points of held-out RA lost since the best epoch that are worth a word."""
-
-
-def _overfitting(trainer: Trainer, records: list[EpochRecord]) -> list[str]:
-    """Robust overfitting (Rice et al. 2020): the last weights are worse than the best were. Whoever
-    chooses by TA, as standard training does, has no RA to lose."""
-    best, last = trainer.best_accuracy(), records[-1].holdout_ra
-    if trainer.select_by != "ra" or trainer.collapses or best is None or last is None:
-        return []
-    if best.ra - last < OVERFIT:
-        return []
-    return [
-        f"robust overfitting: held-out RA was {best.ra:.1f} % after epoch {trainer.best_epoch()} "
-        f"and {last:.1f} % after the last; best.safetensors is the former"
-    ]
-
-
 def _result(
     config: RunConfig,
     recipe: str,
@@ -315,7 +292,11 @@ def _result(
         "holdout_ra": best.ra if best else None,
         "last_holdout_ra": records[-1].holdout_ra,
         "collapses": [str(it) for it in trainer.collapses],
-        "warnings": [*_left_out(trainer), *_overfitting(trainer, records)],
+        "warnings": [
+            *left_out(trainer),
+            *overfitting(trainer, records),
+            *guessing(found[""]["ta"], found[""]["images"], test),
+        ],
         "comm_seconds_per_epoch": sum(r.comm_seconds for r in records) / epochs,
         "exposed_seconds_per_epoch": sum(r.exposed_seconds for r in records) / epochs,
         "train_seconds_per_epoch": sum(r.seconds for r in records) / epochs,

@@ -10,7 +10,7 @@ from dat.attacks import FGSM
 from dat.comm import World
 from dat.data import ImageData
 from dat.optim import LAMB
-from dat.report.progress import Progress
+from dat.report.progress import Progress, crowded
 from dat.threat import ThreatModel
 from dat.train import Trainer
 
@@ -35,3 +35,11 @@ def test_in_a_file_an_epoch_is_one_line(
     said = [line.split()[:2] for line in capsys.readouterr().err.splitlines()]
     assert [first for first, _ in said] == ["runs/mine:", "computes:", "epoch", "epoch"]
     assert [second for _, second in said[2:]] == ["1/2", "2/2"]
+
+
+@pytest.mark.parametrize(
+    ("local_size", "device", "told"), [(6, "cpu", True), (2, "cpu", False), (6, "cuda", False)]
+)
+def test_more_workers_than_cores_are_told(local_size: int, device: str, told: bool) -> None:
+    world = World(0, 6, torch.device(device), "gloo", owner=False, local_size=local_size)
+    assert ("6 workers share 2 cores" in crowded(world, 2)) == told

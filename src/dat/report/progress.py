@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
+from dat.comm import World
 from dat.train import EpochRecord, Listener, StepReport, Trainer
 from dat.train.sentinel import Collapse
 
@@ -76,6 +78,8 @@ class Progress(Listener):
                 markup=False,
             )
         self._console.print(f"computes: {', '.join(trainer.worker.engine.notes)}", markup=False)
+        if note := crowded(trainer.world, os.cpu_count() or 1):
+            self._console.print(note, markup=False)
         self._bar.start()
         done = _steps_before(trainer, len(trainer.records)) + trainer.tally.step
         total = _steps_before(trainer, trainer.epochs)
@@ -115,6 +119,16 @@ class Progress(Listener):
 
     def ended(self, trainer: Trainer) -> None:
         self._bar.stop()
+
+
+def crowded(world: World, cores: int) -> str:
+    """A word for those who take the times of workers that wait for a core for a cluster's."""
+    if world.device.type != "cpu" or world.local_size <= cores:
+        return ""
+    return (
+        f"note: {world.local_size} workers share {cores} core{'s' * (cores > 1)} and take turns: "
+        "they are slower than fewer would be, and their times are not those of as many machines"
+    )
 
 
 def _steps_before(trainer: Trainer, epoch: int) -> int:
