@@ -7,12 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.docs.pages import ROOT
-
-pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
-pytest.importorskip("mkdocstrings_handlers.python")
 
 LOADED = re.compile(r"<(?:script|link|img|iframe)[^>]+?(?:src|href)=[\"']((?:https?:)?//[^\"']+)")
 
