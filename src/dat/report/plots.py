@@ -154,6 +154,9 @@ def line_charts(path: Path, charts: Sequence[Chart], *, title: str = "") -> None
         axes.set_ylabel(chart.y_axis)
         if chart.from_zero:
             axes.set_ylim(bottom=0)
+        if chart.y_axis.endswith("(%)"):  # an interval may reach further, what it is of cannot
+            low, high = axes.get_ylim()
+            axes.set_ylim(max(low, -2), min(high, 102))
         if chart.logarithmic or chart.both_logarithmic:
             axes.set_xscale("log")
         elif all(float(it).is_integer() for x, _ in chart.lines.values() for it in x):
