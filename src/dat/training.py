@@ -291,7 +291,7 @@ def _result(
         "holdout_ta": best.ta if best else None,
         "holdout_ra": best.ra if best else None,
         "last_holdout_ra": records[-1].holdout_ra,
-        "collapses": [str(it) for it in trainer.collapses],
+        "collapses": [str(it) for it in trainer.watch.collapses],
         "warnings": [
             *left_out(trainer),
             *overfitting(trainer, records),

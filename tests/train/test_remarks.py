@@ -17,7 +17,7 @@ def trainer(select_by: str, *, collapses: tuple[object, ...] = ()) -> Any:
     best = SimpleNamespace(ra=24.3)
     return SimpleNamespace(
         select_by=select_by,
-        collapses=collapses,
+        watch=SimpleNamespace(collapses=collapses),
         best_accuracy=lambda: best,
         best_epoch=lambda: 22,
     )

@@ -24,7 +24,7 @@ def overfitting(trainer: Trainer, records: Sequence[EpochRecord]) -> list[str]:
     """Robust overfitting (Rice et al. 2020): the last weights are worse than the best were. Whoever
     chooses by TA, as standard training does, has no RA to lose."""
     best, last = trainer.best_accuracy(), records[-1].holdout_ra
-    if trainer.select_by != "ra" or trainer.collapses or best is None or last is None:
+    if trainer.select_by != "ra" or trainer.watch.collapses or best is None or last is None:
         return []
     if best.ra - last < OVERFIT:
         return []

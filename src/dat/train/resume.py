@@ -35,7 +35,7 @@ class Preempted(Exception):
 
 def state_of(trainer: Trainer) -> dict[str, Any]:
     """Everything that all workers have alike."""
-    tally, good = trainer.tally, trainer._good
+    tally, watch = trainer.tally, trainer.watch
     return {
         "workers": trainer.world.size,
         "shard": trainer.shard if trainer.sharded else None,
@@ -60,10 +60,10 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
         "optimizer": trainer.worker.optimizer.state_dict(),
         "averaged": trainer._averaged.state_dict() if trainer._averaged else None,
         "best": trainer.best.state(trainer.models()),
-        "seen": trainer._seen,
-        "collapses": [list(collapse) for collapse in trainer.collapses],
+        "seen": watch.seen,
+        "collapses": [list(collapse) for collapse in watch.collapses],
         "rescued": trainer.worker.attack is not trainer.attack,
-        "good": asdict(good) if good else None,
+        "good": asdict(watch.good) if watch.good else None,
     }
 
 
@@ -140,9 +140,10 @@ class Resumption:
         trainer.discarded_seconds = state["discarded_seconds"]
         before = [it for it in state["left_out"] if it not in trainer.left_out]
         trainer.left_out[:] = before + trainer.left_out  # what a rollback has just added stays
-        trainer._seen[:] = state["seen"]
-        trainer.collapses[:] = [Collapse(*it) for it in state["collapses"]]
-        trainer._good = _fit_good(state["good"], trainer) if state["good"] else None
+        watch = trainer.watch
+        watch.seen[:] = state["seen"]
+        watch.collapses[:] = [Collapse(*it) for it in state["collapses"]]
+        watch.good = _fit_good(state["good"], trainer) if state["good"] else None
         if state["rescued"]:
             trainer.use_attack(trainer.sentinel.rescue)
         trainer.best.restore(_fit_best(state["best"], trainer), trainer.models())

@@ -105,3 +105,37 @@ class Snapshot:
         optimizer.load_state_dict(copy.deepcopy(self.optimizer))
         if averages and self.averages:
             averages.load_state_dict(self.averages)
+
+
+Moment = tuple[nn.Module, torch.optim.Optimizer, EMA | None]
+"""The model, its optimizer and its averaged weights, as they are now."""
+
+
+class Watch:
+    """What a sentinel has seen of a run, and the last good moment of it."""
+
+    def __init__(self, sentinel: Sentinel) -> None:
+        self.sentinel = sentinel
+        self.seen: list[float] = []
+        """RA after each epoch, in percent."""
+        self.collapses: list[Collapse] = []
+        self.good: Snapshot | None = None
+
+    def look(self, epoch: int, ra: float, now: Moment) -> Collapse | None:
+        """After an epoch, counted from 1: whether it collapsed; if not, one can go back to it."""
+        self.seen.append(ra)
+        if not self.sentinel.collapsed(self.seen):
+            if self.sentinel.goes_back and not self.collapses:  # what collapses again is beyond it
+                self.good = Snapshot.of(epoch, *now)
+            return None
+        back_to = self.good.epoch if self.good else None
+        collapse = Collapse(epoch, max(self.seen[:-1]), ra, self.sentinel.action, back_to)
+        self.collapses.append(collapse)
+        return collapse
+
+    def go_back(self, now: Moment) -> None:
+        """To the last good moment; only once, as the run takes another way from there."""
+        assert self.good is not None
+        self.good.restore(*now)
+        self.good = None
+        del self.seen[-1]

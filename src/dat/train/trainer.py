@@ -27,7 +27,7 @@ from dat.train.perturbation import WeightAttack
 from dat.train.records import EpochRecord, Listener, Tally
 from dat.train.resume import Resumption, Saver
 from dat.train.selection import Best, HeldOut
-from dat.train.sentinel import Collapse, Sentinel, Snapshot
+from dat.train.sentinel import Collapse, Moment, Sentinel, Watch
 from dat.train.sharding import broken, parts_alike, state_of
 from dat.train.step import ADVICE, NotFinite, StepReport, dat_step, never
 from dat.train.timing import Split
@@ -129,9 +129,7 @@ class Trainer:
             self.minimise()
         self._averaged: EMA | None = None
         self.best = Best(self.select_by)
-        self._seen: list[float] = []
-        self._good: Snapshot | None = None
-        self.collapses: list[Collapse] = []
+        self.watch = Watch(self.sentinel)
         self.records: list[EpochRecord] = []
         """The epochs that are over."""
         self.tally = Tally()
@@ -215,7 +213,7 @@ class Trainer:
                 collapse = self._watch(epoch, measured)
                 if collapse and collapse.back_to is not None:
                     self.discarded_seconds += trained["seconds"]
-                    self._go_back(collapse)
+                    self._go_back(collapse, collapse.back_to)
                     self.tally = Tally()
                     if collapse.action == "stop":
                         break
@@ -241,6 +239,10 @@ class Trainer:
             self._tell("ended")
         return records
 
+    @property
+    def _moment(self) -> Moment:
+        return self.model, self.worker.optimizer, self._averaged
+
     def _watch(self, epoch: int, measured: dict[str, Accuracy | None]) -> Collapse | None:
         """Look for catastrophic overfitting; all workers see the same."""
         if self._held is None or not self.sentinel.watches(self.worker.attack):
@@ -249,31 +251,20 @@ class Trainer:
         if accuracy is None:
             few = self._held.some(self.sentinel.images)
             accuracy = few.accuracy(self.objective.deployed(self.whole_models()[""]))
-        self._seen.append(accuracy.ra)
-        if not self.sentinel.collapsed(self._seen):
-            if self.sentinel.goes_back and not self.collapses:  # what collapses again is beyond it
-                state = self.model, self.worker.optimizer, self._averaged
-                self._good = Snapshot.of(epoch + 1, *state)
-            return None
-        *before, now = self._seen
-        back_to = self._good.epoch if self._good else None
-        collapse = Collapse(epoch + 1, max(before), now, self.sentinel.action, back_to)
-        self.collapses.append(collapse)
-        self._tell("collapsed", collapse)
+        collapse = self.watch.look(epoch + 1, accuracy.ra, self._moment)
+        if collapse:
+            self._tell("collapsed", collapse)
         return collapse
 
-    def _go_back(self, collapse: Collapse) -> None:
+    def _go_back(self, collapse: Collapse, to: int) -> None:
         """To the last good epoch, to stop there or to go on with another attack."""
-        assert self._good is not None
-        self._good.restore(self.model, self.worker.optimizer, self._averaged)
+        self.watch.go_back(self._moment)
         self.worker.exchange.forget()
         self._gather()
-        del self._seen[-1]
         if collapse.action == "rescue":
             self.use_attack(self.sentinel.rescue)
         elif not self.best.found:  # nothing was measured so far
-            self._keep(self._good.epoch - 1, self._accuracies())
-        self._good = None
+            self._keep(to - 1, self._accuracies())
 
     def use_attack(self, attack: Attack) -> None:
         """Go on with another attack."""
