@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from runs import RESULTS, save, table
-from subjects import Counting, Subject, of_run, of_wong, reference
+from subjects import Counting, ModelSpec, of_run, of_wong, reference
 
 import dat
 from dat.evaluation import assess
@@ -59,11 +59,11 @@ def main() -> None:
                     save(Path(__file__), rows, table(HEADERS, [_line(row) for row in rows]))
 
 
-def ball(subject: Subject) -> str:
+def ball(subject: ModelSpec) -> str:
     return f"{subject.norm} {subject.eps:.3g}"
 
 
-def compare(subject: Subject, name: str, make: Any, world: dat.World) -> dict[str, Any]:
+def compare(subject: ModelSpec, name: str, make: Any, world: dat.World) -> dict[str, Any]:
     """The reference's verdicts and ours."""
     data = dat.ImageData.of(subject.x, subject.y)
     threat = dat.ThreatModel(norm=subject.norm, eps=subject.eps)

@@ -24,14 +24,14 @@ import torch
 from runs import RESULTS, mean_and_spread, save, table
 from torch import Tensor, nn
 
-from dat.build import make_model, make_trainer, make_world
-from dat.comm import World
-from dat.config import RunConfig, parse_edits
+from dat.config.build import make_model, make_trainer, make_world
+from dat.config.recipes import read
+from dat.config.schema import RunConfig, parse_edits
 from dat.data import ImageData, Splits, load
+from dat.distributed import World
 from dat.evaluation import assess
-from dat.recipes import read
 from dat.report import Chart, line_charts
-from dat.train import Listener, Trainer
+from dat.train import Callback, Trainer
 
 RECIPE = str(Path(__file__).with_name("methods.yaml"))
 TASK = ("model.width=8", "data.holdout=0", "train.sentinel=off", "comm.threads=1")
@@ -108,13 +108,13 @@ def config_of(name: str, data: Path, seed: int) -> RunConfig:
     return read(RECIPE, parse_edits(words))
 
 
-class Counted(Listener):
+class Counted(Callback):
     """How many images went through a network, or the copy of it that is attacked, while gradients
     were asked for."""
 
     images = 0
 
-    def started(self, trainer: Trainer) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         for network in {trainer.model, trainer.worker.engine.target(eval_mode=True)}:
             network.register_forward_hook(self._see)
 
@@ -126,7 +126,7 @@ def trained(config: RunConfig, splits: Splits, world: World, weights: Path) -> d
     """One run, what it took, and RA on all test images."""
     trainer = make_trainer(config, splits, world)
     counted = Counted()
-    trainer.listeners = (*trainer.listeners, counted)
+    trainer.callbacks = (*trainer.callbacks, counted)
     start = time.process_time()
     records = trainer.fit()
     seconds = time.process_time() - start

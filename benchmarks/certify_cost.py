@@ -31,11 +31,11 @@ from scipy import stats
 from subjects import of_run
 
 import dat
-from dat.certification.bounds import lower_bound, radius
-from dat.certification.certify import prepare
-from dat.certification.sampler import Asked
-from dat.comm import World
 from dat.data import ImageData
+from dat.distributed import World
+from dat.evaluation.certification.bounds import lower_bound, radius
+from dat.evaluation.certification.certify import prepare
+from dat.evaluation.certification.sampler import Asked
 
 RADII = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 ALPHA, N0, N = 0.001, 100, 100_000

@@ -80,8 +80,8 @@ def disturbed(number: signal.Signals, hits: int, most: int, folder: Path) -> dic
 
 
 def soak(minutes: float, folder: Path) -> dict[str, Any]:
-    from dat.recipes import read
-    from dat.training import train
+    from dat.config.recipes import read
+    from dat.jobs.train import train
 
     config = read("digits", {"comm": {"threads": 1}, "train": {"epochs": 3}})
     seen, end = [], time.monotonic() + 60 * minutes

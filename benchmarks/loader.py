@@ -16,16 +16,16 @@ import torch
 from runs import save, table
 from torch.nn import functional as F
 
-from dat.bench import bench_loader
-from dat.bench.race import take_turns
 from dat.models import build_model
+from dat.tools.bench import bench_loader
+from dat.tools.bench.timing import take_turns
 
 NETWORKS = (("cnn", 8), ("cnn", 32), ("preact-resnet18", 16))
 
 
 def load_rates(batch: int, repeats: int, against: tuple[str, ...] = ()) -> dict[str, float]:
-    race = bench_loader(against, data="cifar10", batch=batch, repeats=repeats, threads=1)
-    return {row["name"]: row["images_per_second"] for row in race.rows()}
+    timings = bench_loader(against, data="cifar10", batch=batch, repeats=repeats, threads=1)
+    return {row["name"]: row["images_per_second"] for row in timings.rows()}
 
 
 def step_rate(name: str, width: int, batch: int) -> float:

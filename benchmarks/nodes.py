@@ -25,10 +25,10 @@ import torch
 from runs import save, table
 from safetensors.torch import load_file
 
-from dat.bench import testbed
-from dat.bench.link import Host
-from dat.bench.nodes import Node
-from dat.clusters import Job, commands
+from dat.jobs.clusters import ClusterJob, commands
+from dat.tools.bench import testbed
+from dat.tools.bench.link import Host
+from dat.tools.bench.nodes import Node
 
 NODES, LINK, AWAY = 6, "1gbit", 20.0
 IMAGES, BATCH = 1293, 96
@@ -65,7 +65,9 @@ def run(name: str, settings: tuple[str, ...], folder: Path, harm: Harm | None) -
     """Train on six nodes; halfway something happens."""
     steps = int(settings[-1].partition("=")[2]) * (IMAGES // BATCH)
     out, start, lost = folder / name, time.perf_counter(), 0
-    job = Job(settings=settings, nodes=NODES, name=name, out=str(out), interface="eth0", gpus=False)
+    job = ClusterJob(
+        settings=settings, nodes=NODES, name=name, out=str(out), interface="eth0", gpus=False
+    )
     nodes: list[Node] = []
     with testbed(NODES, LINK) as hosts:
         try:
@@ -87,7 +89,7 @@ def run(name: str, settings: tuple[str, ...], folder: Path, harm: Harm | None) -
     return found | {key: result[key] for key in keys}
 
 
-def begin(job: Job, hosts: list[Host], folder: Path) -> list[Node]:
+def begin(job: ClusterJob, hosts: list[Host], folder: Path) -> list[Node]:
     starts = commands(job, [host.address for host in hosts])
     return [
         Node(hosts[i], words, cwd=home(folder, i), log=folder / f"{job.name}-{i}.log")

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from runs import RESULTS, save, table
 
-from dat.bench.race import take_turns
-from dat.comm import Buckets, Quantizer, WholeVector
-from dat.comm.kernel import Codec
-from dat.comm.message import Slot, compose, spans
+from dat.distributed import Buckets, Quantizer, WholeVector
+from dat.distributed.wire_format import Slot, message_layout, spans
+from dat.kernels.quantize.codec import Codec
+from dat.tools.bench.timing import take_turns
 
 
 def load(path: Path) -> Any:
@@ -37,7 +37,7 @@ def load(path: Path) -> Any:
 
 def ours(quantizer: Quantizer, x: torch.Tensor, out: torch.Tensor) -> Any:
     """Encode and decode, into buffers that exist already, as they do in training."""
-    layout = compose(spans([Slot((1, len(x)), 0)], quantizer), quantizer.bits)
+    layout = message_layout(spans([Slot((1, len(x)), 0)], quantizer), quantizer.bits)
     message = torch.zeros(layout.size, dtype=torch.uint8)
     codec = Codec(quantizer)
 

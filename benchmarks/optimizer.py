@@ -26,8 +26,9 @@ import torch
 from runs import table
 from torch import nn
 
+from dat.kernels import optimizer as kernel
 from dat.models import build_model
-from dat.optim import LAMB, LARS, OuterOracle, kernel
+from dat.optim import LAMB, LARS, OptimizerSettings
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -79,7 +80,7 @@ def main() -> None:
     warnings.simplefilter("ignore")  # the paper's code calls torch as one did in 2019
     torch.set_num_threads(arguments.threads)
 
-    oracles: dict[str, OuterOracle] = {
+    oracles: dict[str, OptimizerSettings] = {
         "LAMB": LAMB(),
         "LAMB, by torch's foreach": LAMB(),
         "LARS": LARS(),

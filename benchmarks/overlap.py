@@ -26,9 +26,9 @@ from runs import save, table
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from dat.bench import run_workers, testbed
-from dat.comm import Buckets, Chunked, Dense, Exchange, Ring, World
+from dat.distributed import Buckets, Chunked, Dense, Exchange, Ring, World
 from dat.models import build_model
+from dat.tools.bench import run_workers, testbed
 
 ONE_BUCKET = 1 << 20
 
@@ -83,7 +83,7 @@ def work(steps: int, images: int, out: Path) -> None:
         every = ways(world)
         for _ in range(steps + 3):  # DDP cuts its buckets anew, PowerSGD starts at its third step
             for name, step in every.items():
-                world.meet()
+                world.barrier()
                 start = time.perf_counter()
                 step(x)
                 taken.setdefault(name, []).append(time.perf_counter() - start)

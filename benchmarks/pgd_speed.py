@@ -16,11 +16,11 @@ from pathlib import Path
 from autoattack_speed import ALLOCATOR
 from runs import save, table
 
-from dat.bench import Scene, bench_attack
+from dat.tools.bench import Workload, bench_attack
 
 CASES = {"width 16, batch 128": (16, 128), "width 64, batch 64": (64, 64)}
 BASE = "torchattacks"
-PEERS = (BASE, "foolbox", "art", "plain")
+BASELINES = (BASE, "foolbox", "art", "plain")
 
 
 def main() -> None:
@@ -32,8 +32,10 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
     speeds: dict[str, dict[str, float]] = {}
     for case, (width, batch) in CASES.items():
-        race = bench_attack(Scene(width=width, batch=batch), PEERS, repeats=arguments.repeats)
-        speeds[case] = {row["name"]: row["images_per_second"] for row in race.rows()}
+        timings = bench_attack(
+            Workload(width=width, batch=batch), BASELINES, repeats=arguments.repeats
+        )
+        speeds[case] = {row["name"]: row["images_per_second"] for row in timings.rows()}
     rows = []
     for name in next(iter(speeds.values())):
         row = [name]

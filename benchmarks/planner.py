@@ -26,13 +26,21 @@ from typing import Any
 import torch
 from runs import RESULTS, table
 
-from dat.bench import run_workers, testbed
-from dat.comm import PROTOCOLS, Buckets, Exchange, World
-from dat.comm.world import cores
+from dat.distributed import PROTOCOLS, Buckets, Exchange, World
+from dat.distributed.world import cores
 from dat.models import build_model
-from dat.planning import Cluster, Compute, Costs, Gradient, Link, calibrate, predict
-from dat.planning.costs import read as read_costs
-from dat.planning.gradient import slots_of, watch_backward
+from dat.tools.bench import run_workers, testbed
+from dat.tools.planning import (
+    Cluster,
+    ComputeTimes,
+    Costs,
+    Gradient,
+    NetworkLink,
+    calibrate,
+    predict,
+)
+from dat.tools.planning.costs import read as read_costs
+from dat.tools.planning.gradient import slots_of, watch_backward
 
 Case = tuple[str, int]
 CASES: tuple[Case, ...] = (
@@ -76,9 +84,9 @@ def measure_steps(width: int, steps: int, cases: Sequence[Case], out: Path) -> N
             whole, silent = [], []
             for _ in range(WARM + steps):
                 whole.append(_step(exchange, world, x))
-                with exchange.silent():
+                with exchange.no_sync():
                     silent.append(_step(exchange, world, x))
-            sent = exchange.ledger.close().sent / len(whole)
+            sent = exchange.ledger.read_and_reset().sent / len(whole)
             exchange.close()
             mine = torch.tensor((whole[WARM:], silent[WARM:]), dtype=torch.float64)
             slowest = world.gather(mine).amax(0)
@@ -98,7 +106,7 @@ def measure_steps(width: int, steps: int, cases: Sequence[Case], out: Path) -> N
 
 
 def _step(exchange: Exchange, world: World, x: torch.Tensor) -> float:
-    world.meet()
+    world.barrier()
     start = time.perf_counter()
     exchange(x).square().mean().backward()
     return time.perf_counter() - start
@@ -111,7 +119,7 @@ def measure_compute(width: int, out: Path) -> None:
         gradient = watch_backward(model, x, lambda logits: logits.square().mean())
         laps = []
         for _ in range(12):
-            world.meet()
+            world.barrier()
             start = time.perf_counter()
             outcome = model(x).square().mean()
             middle = time.perf_counter()
@@ -136,11 +144,11 @@ def keep(found: dict[str, Any]) -> None:
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def compute_of(found: dict[str, Any], width: int) -> tuple[Gradient, Compute]:
+def compute_of(found: dict[str, Any], width: int) -> tuple[Gradient, ComputeTimes]:
     told = found["compute"][str(width)]
     slots = {slot.position: slot for slot in slots_of(network(width)).values()}
     gradient = Gradient(tuple(slots[at] for at in told["order"]), tuple(told["ready"]))
-    passes = Compute(images=IMAGES, forward=told["forward"], backward=told["backward"])
+    passes = ComputeTimes(images=IMAGES, forward=told["forward"], backward=told["backward"])
     return gradient, passes
 
 
@@ -203,7 +211,7 @@ def foresee(found: dict[str, Any]) -> None:
     passes = {width: compute_of(found, int(width)) for width in found["compute"]}
     for row in found["rows"]:
         gradient, compute = passes[str(row["width"])]
-        link = Link.named(row["link"], latency=0.0, goodput=NAMESPACE_GOODPUT)
+        link = NetworkLink.named(row["link"], latency=0.0, goodput=NAMESPACE_GOODPUT)
         cluster = Cluster(nodes=row["workers"], link=link, inside=link, cores=cores(), shared=True)
         seen = predict(
             gradient,

@@ -15,14 +15,14 @@ from typing import Any
 
 from runs import save, table
 
-from dat.comm import Buckets, Quantizer, WholeVector
+from dat.distributed import Buckets, Quantizer, WholeVector
 from dat.models import build_model
-from dat.planning import Cluster, Compute, Costs, Gradient, Link, predict
-from dat.planning.gradient import slots_of
-from dat.planning.subject import KNOWN
+from dat.tools.planning import Cluster, ComputeTimes, Costs, Gradient, NetworkLink, predict
+from dat.tools.planning.gradient import slots_of
+from dat.tools.planning.recipe import KNOWN_DATASETS
 
 NODES, BATCH = 6, 512
-STEPS = round(KNOWN["imagenet"].total / (NODES * BATCH))
+STEPS = round(KNOWN_DATASETS["imagenet"].total / (NODES * BATCH))
 ALONE = {"PGD": 6022.0, "FGSM": 1544.0}
 """Seconds of an epoch on one node: AT, Fast AT."""
 PASSES = {"PGD": 4, "FGSM": 1}
@@ -56,17 +56,20 @@ def gradient() -> Gradient:
     return Gradient(tuple(slots), tuple((k + 1) / len(slots) for k in range(len(slots))))
 
 
-def compute(method: str) -> Compute:
+def compute(method: str) -> ComputeTimes:
     """A node's step, divided by passes: 2 for each step of the attack, 1 forward, 2 backward."""
-    step = ALONE[method] / (KNOWN["imagenet"].total / BATCH)
+    step = ALONE[method] / (KNOWN_DATASETS["imagenet"].total / BATCH)
     unit = step / (2 * PASSES[method] + 3)
     before = 2 * PASSES[method] * unit
-    return Compute(images=BATCH, before=before, forward=unit, backward=2 * unit)
+    return ComputeTimes(images=BATCH, before=before, forward=unit, backward=2 * unit)
 
 
 def foresee(method: str, protocol: str, quantizer: Quantizer, link: str) -> dict[str, Any]:
     cluster = Cluster(
-        nodes=NODES, link=Link.named(link), inside=Link.named("unshaped"), accelerated=True
+        nodes=NODES,
+        link=NetworkLink.named(link),
+        inside=NetworkLink.named("unshaped"),
+        accelerated=True,
     )
     found = predict(
         gradient(),

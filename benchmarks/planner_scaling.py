@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from runs import save, table
 
-from dat.comm import Buckets
-from dat.comm.world import cores
+from dat.distributed import Buckets
+from dat.distributed.world import cores
 from dat.models import build_model
-from dat.planning import Cluster, Compute, Costs, Gradient, Link, predict
-from dat.planning.costs import load
-from dat.planning.gradient import watch_backward
-from dat.planning.subject import from_stages
+from dat.tools.planning import Cluster, ComputeTimes, Costs, Gradient, NetworkLink, predict
+from dat.tools.planning.costs import load
+from dat.tools.planning.gradient import watch_backward
+from dat.tools.planning.recipe import compute_from_profile
 
 SHARE, WIDTH = 256, 64
 """Images a worker, channels of the network."""
@@ -53,14 +53,14 @@ def gradient() -> Gradient:
     return watch_backward(model, x, lambda logits: logits.square().mean())
 
 
-def foresee(compute: Compute, workers: int, way: tuple[str, int], link: str) -> float:
+def foresee(compute: ComputeTimes, workers: int, way: tuple[str, int], link: str) -> float:
     """Efficiency on nodes of as many workers as there are cores here."""
     devices = min(workers, cores())
     cluster = Cluster(
         nodes=workers // devices,
         devices=devices,
-        link=Link.named(link),
-        inside=Link.named("unshaped", latency=0.0),
+        link=NetworkLink.named(link),
+        inside=NetworkLink.named("unshaped", latency=0.0),
         cores=cores(),
     )
     found = predict(
@@ -81,7 +81,7 @@ def main() -> None:
     runs = [{workers: profile(workers) for workers in (1, 2)} for _ in range(rounds)]
     ratios = [run[1]["seconds"] / run[2]["seconds"] for run in runs]
     middle = sorted(runs, key=lambda run: float(run[1]["seconds"]))[len(runs) // 2]
-    compute = from_stages(middle[1])
+    compute = compute_from_profile(middle[1])
     measured = {1: 1.0, 2: statistics.median(ratios)}
     rows: list[dict[str, Any]] = []
     for workers in FORESEEN:

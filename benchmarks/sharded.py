@@ -26,15 +26,15 @@ from runs import RESULTS, save, table
 from torch import Tensor
 
 from dat.attacks import PGD
-from dat.bench import memory
-from dat.comm import Buckets, World, local_of
-from dat.compute import Compute
+from dat.core.threat import ThreatModel
 from dat.data import ImageData, load
-from dat.launch import STORE
+from dat.distributed import Buckets, World, local_tensor
+from dat.jobs.launch import STORE
 from dat.models import build_model, normalized
 from dat.optim import LAMB
-from dat.threat import ThreatModel
-from dat.train import EpochRecord, Listener, Trainer
+from dat.tools.bench import memory
+from dat.train import Callback, EpochRecord, Trainer
+from dat.train.engine import Compute
 from dat.train.step import StepReport
 
 STEPS = 20
@@ -63,7 +63,7 @@ MEMORY: dict[str, tuple[int, dict[str, Any]]] = {
 """Each in processes of their own: in one, a contestant would find the pages of the one before."""
 
 
-class Watch(Listener):
+class Watch(Callback):
     def __init__(self) -> None:
         gc.collect()
         self.before = memory.resident()
@@ -72,16 +72,16 @@ class Watch(Listener):
         self.sent: list[int] = []
         self.peak = self.kept = self.at_end = 0
 
-    def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
+    def on_step_end(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
         self.losses.append(report.loss)
         self.ratios.append(trainer.trust_ratios())
         self.sent.append(report.traffic.sent)
         if len(self.losses) > 1:
             self.peak = max(self.peak, memory.peak() - self.before)
-        self.kept = sum(local_of(it).nbytes for it in _kept(trainer))
+        self.kept = sum(local_tensor(it).nbytes for it in _kept(trainer))
         memory.reset_peak()
 
-    def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self.at_end = memory.peak() - self.before
 
 
@@ -100,7 +100,7 @@ def trainer_of(kind: str, options: dict[str, Any], world: World, watch: Watch) -
         "compute": Compute(fold=False),
         "quantizer": quantizer,
         "world": world,
-        "listeners": [watch],
+        "callbacks": [watch],
         **options,
     }
     if kind == "losses":

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dat.build import make_model, read_run
+from dat.config.build import make_model
+from dat.config.runs import read_run
 from dat.data import load
 from dat.train import load_weights
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelSpec:
     """A model, images that go with it, and the ball to attack it in."""
 
     name: str
@@ -27,17 +28,17 @@ class Subject:
     eps: float
 
 
-def of_run(name: str, run: Path, images: int, norm: str, eps: float) -> Subject:
+def of_run(name: str, run: Path, images: int, norm: str, eps: float) -> ModelSpec:
     """The best weights of a run of ours."""
     _, config = read_run(run)
     data = load(config.data.name)
     model = make_model(config, data)
     load_weights(model, run / "best.safetensors")
     x, y = data.test.batch(torch.arange(images), torch.device("cpu"))
-    return Subject(name, model.eval(), x, y, norm, eps)
+    return ModelSpec(name, model.eval(), x, y, norm, eps)
 
 
-def of_wong(name: str, weights: Path, data: str, images: int, norm: str, eps: float) -> Subject:
+def of_wong(name: str, weights: Path, data: str, images: int, norm: str, eps: float) -> ModelSpec:
     """A network of github.com/locuslab/convex_adversarial (Wong et al. 2018): two convolutions of
     stride 2, two linear layers, provably robust. Its weights are files of that repository."""
     state = torch.load(weights, map_location="cpu", weights_only=True)
@@ -56,7 +57,7 @@ def of_wong(name: str, weights: Path, data: str, images: int, norm: str, eps: fl
     )
     net.load_state_dict(state)
     x, y = load(data).test.batch(torch.arange(images), torch.device("cpu"))
-    return Subject(name, net.eval(), x, y, norm, eps)
+    return ModelSpec(name, net.eval(), x, y, norm, eps)
 
 
 class Counting(nn.Module):
@@ -79,7 +80,7 @@ def reference(folder: Path) -> Callable[..., Any]:
     sys.path.insert(0, str(folder))
     from autoattack import AutoAttack
 
-    def make(subject: Subject, model: nn.Module, **options: Any) -> Any:
+    def make(subject: ModelSpec, model: nn.Module, **options: Any) -> Any:
         norm = {"linf": "Linf", "l2": "L2"}[subject.norm]
         return AutoAttack(
             model, norm=norm, eps=subject.eps, seed=0, verbose=False, device="cpu", **options

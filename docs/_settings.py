@@ -9,7 +9,7 @@ from typing import Any
 import griffe
 
 KINDS = ("setting", "section", "component")
-"""The functions of dat.fields that make a field."""
+"""The functions of dat.core.settings that make a field."""
 LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 

@@ -24,7 +24,9 @@ def main(epochs: int = 8) -> None:
     x = torch.from_numpy(digits.images).float().div(16).unsqueeze(1)  # pixels in [0, 1]
     y = torch.from_numpy(digits.target)
     batch = 140 // accelerator.num_processes
-    loader = DataLoader(TensorDataset(x[:1400], y[:1400]), batch_size=batch, shuffle=True)
+    order = torch.Generator().manual_seed(0)
+    train = TensorDataset(x[:1400], y[:1400])
+    loader = DataLoader(train, batch_size=batch, shuffle=True, generator=order)
 
     threat = dat.ThreatModel(norm="linf", eps=0.1)
     attack, objective = dat.PGD(steps=5), dat.Adversarial(clean_weight=0.5)

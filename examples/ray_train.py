@@ -39,7 +39,7 @@ def work(settings: dict[str, Any]) -> None:
         objective=dat.Adversarial(clean_weight=0.5),
         optimizer=dat.LAMB(lr=0.05),
         schedule=dat.Cosine(),
-        quantizer=dat.Buckets(bits=8),
+        exchange=dat.GradientExchange(quantizer=dat.Buckets(bits=8)),
         epochs=settings["epochs"],
         batch=140,
         world=dat.World.join(device="cpu", threads=1),

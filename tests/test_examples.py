@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.slow
 NEEDS = {
     "lightning_module.py": "lightning",
     "accelerate_loop.py": "accelerate",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.slow
 LEFT_OUT = {".pyc", ".so", ".o"}
 
 
@@ -38,7 +39,7 @@ def test_all_of_the_source_is_packed(packed: set[str]) -> None:
         for path in (ROOT / "src" / "dat").rglob("*")
         if path.is_file() and path.suffix not in LEFT_OUT
     }
-    assert {"src/dat/py.typed", "src/dat/convolve/common.h"} <= source
+    assert {"src/dat/py.typed", "src/dat/kernels/convolve/common.h"} <= source
     assert source <= packed
 
 

@@ -5,10 +5,14 @@ The public names are imported on first use, so that `import dat` and `dat --help
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dat.core import moved
+from dat.core.lazy import lazy_names
 
 __version__ = "0.1.0"
+
+moved.install()
 
 if TYPE_CHECKING:
     from dat.attacks import (
@@ -17,14 +21,17 @@ if TYPE_CHECKING:
         FGSM,
         PGD,
         Attack,
+        AttackTarget,
         NoAttack,
         Square,
         TargetedAPGD,
-        Victim,
         attack_mode,
     )
-    from dat.certification import Certified, certify, predict
-    from dat.comm import (
+    from dat.config import RunConfig
+    from dat.core.smoothing import Smoothed
+    from dat.core.threat import ThreatModel
+    from dat.data import ImageData
+    from dat.distributed import (
         Auto,
         Buckets,
         Chunked,
@@ -37,8 +44,6 @@ if TYPE_CHECKING:
         WholeVector,
         World,
     )
-    from dat.config import RunConfig
-    from dat.data import ImageData
     from dat.evaluation import (
         Accuracy,
         Assessment,
@@ -49,6 +54,7 @@ if TYPE_CHECKING:
         evaluate,
         sweep,
     )
+    from dat.evaluation.certification import Certified, certify, predict
     from dat.export import export_run, load
     from dat.models import (
         Normalize,
@@ -75,80 +81,44 @@ if TYPE_CHECKING:
         scale_rates,
     )
     from dat.report import Progress
-    from dat.smoothing import Smoothed
-    from dat.threat import ThreatModel
-    from dat.train import Logged, RunFolder, Trainer, load_weights, save_weights
-
-_ROOMS = {
-    "attacks": (
-        "APGD",
-        "FAB",
-        "FGSM",
-        "PGD",
-        "Attack",
-        "NoAttack",
-        "Square",
-        "TargetedAPGD",
-        "Victim",
-        "attack_mode",
-    ),
-    "certification": ("Certified", "certify", "predict"),
-    "comm": (
-        "Auto",
-        "Buckets",
-        "Chunked",
-        "Dense",
-        "Exchange",
-        "Gather",
-        "PerTensor",
-        "Ring",
-        "Server",
-        "WholeVector",
-        "World",
-    ),
-    "config": ("RunConfig",),
-    "data": ("ImageData",),
-    "evaluation": (
-        "Accuracy",
-        "Assessment",
-        "AutoAttacked",
-        "Curve",
-        "assess",
-        "autoattack",
-        "evaluate",
-        "sweep",
-    ),
-    "export": ("export_run", "load"),
-    "models": (
-        "Normalize",
-        "Resized",
-        "build_model",
-        "fold",
-        "freeze",
-        "normalized",
-        "rate_factors",
-        "replace_head",
-    ),
-    "objectives": ("Adversarial", "Batch", "Objective", "Smooth", "Stability"),
-    "optim": (
-        "EMA",
-        "LALR",
-        "LAMB",
-        "LARS",
-        "LSGD",
-        "SGD",
-        "Constant",
-        "Cosine",
-        "Cyclic",
-        "Piecewise",
-        "scale_rates",
-    ),
-    "report": ("Progress",),
-    "smoothing": ("Smoothed",),
-    "threat": ("ThreatModel",),
-    "train": ("Logged", "RunFolder", "Trainer", "load_weights", "save_weights"),
-}
-_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+    from dat.train import (
+        Callback,
+        GradientExchange,
+        Logged,
+        Options,
+        RunFolder,
+        Sharding,
+        Trainer,
+        TrainingData,
+        load_weights,
+        save_weights,
+    )
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        renamed={"Victim": "AttackTarget"},
+        attacks="APGD FAB FGSM PGD Attack AttackTarget NoAttack Square TargetedAPGD attack_mode",
+        distributed=(
+            "Auto Buckets Chunked Dense Exchange Gather PerTensor Ring Server WholeVector World"
+        ),
+        config="RunConfig",
+        data="ImageData",
+        evaluation="Accuracy Assessment AutoAttacked Curve assess autoattack evaluate sweep",
+        export="export_run load",
+        models="Normalize Resized build_model fold freeze normalized rate_factors replace_head",
+        objectives="Adversarial Batch Objective Smooth Stability",
+        optim="EMA LALR LAMB LARS LSGD SGD Constant Cosine Cyclic Piecewise scale_rates",
+        report="Progress",
+        train=(
+            "Callback GradientExchange Logged Options RunFolder Sharding Trainer TrainingData "
+            "load_weights save_weights"
+        ),
+        **{
+            "core.smoothing": "Smoothed",
+            "core.threat": "ThreatModel",
+            "evaluation.certification": "Certified certify predict",
+        },
+    )
 
 __all__ = [
     "APGD",
@@ -165,10 +135,12 @@ __all__ = [
     "Adversarial",
     "Assessment",
     "Attack",
+    "AttackTarget",
     "Auto",
     "AutoAttacked",
     "Batch",
     "Buckets",
+    "Callback",
     "Certified",
     "Chunked",
     "Constant",
@@ -178,11 +150,13 @@ __all__ = [
     "Dense",
     "Exchange",
     "Gather",
+    "GradientExchange",
     "ImageData",
     "Logged",
     "NoAttack",
     "Normalize",
     "Objective",
+    "Options",
     "PerTensor",
     "Piecewise",
     "Progress",
@@ -191,6 +165,7 @@ __all__ = [
     "RunConfig",
     "RunFolder",
     "Server",
+    "Sharding",
     "Smooth",
     "Smoothed",
     "Square",
@@ -198,7 +173,7 @@ __all__ = [
     "TargetedAPGD",
     "ThreatModel",
     "Trainer",
-    "Victim",
+    "TrainingData",
     "WholeVector",
     "World",
     "assess",
@@ -220,15 +195,3 @@ __all__ = [
     "scale_rates",
     "sweep",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'dat' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"dat.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -1,4 +1,4 @@
-"""Images, networks and goals that the tests of the attacks share."""
+"""Images, networks and losses shared by the attack tests."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dat.attacks import ATTACKS, Attack, Loss, Targeted, Victim
-from dat.losses import cross_entropy
+from dat.attacks import ATTACKS, Attack, AttackTarget, Loss, Targeted
+from dat.core.losses import cross_entropy
 
 Network = Callable[[Tensor], Tensor]
 
 CLASSES = 5
 CHEAP = {"steps": 3, "queries": 5, "targets": 2}
-"""What an invariant needs no more of."""
-CLOSURE, VICTIM, UNTIL_BROKEN = "closure", "victim", "until-broken"
+"""Enough for tests of invariants."""
+CLOSURE, TARGET, UNTIL_BROKEN = "closure", "target", "until-broken"
 
 both_norms = pytest.mark.parametrize("norm", ["linf", "l2"])
 
 
 def images(shape: tuple[int, ...], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Images of which many pixels are exactly 0 or 1."""
+    """Images with many pixels of exactly 0 or 1."""
     random = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
     return (2 * random - 0.5).clamp(0, 1)
 
@@ -47,7 +47,7 @@ def wavy(
 
 @torch.no_grad()
 def answers(network: Network, x: Tensor) -> Tensor:
-    """The network's own, so that every image is right to begin with."""
+    """The network's predictions; as labels, they make every image correct."""
     return network(x).argmax(1)
 
 
@@ -56,31 +56,31 @@ def wrong(network: Network, x: Tensor, y: Tensor) -> Tensor:
 
 
 def goal(kind: str, network: Network, y: Tensor) -> Loss:
-    """The cross-entropy as a bare closure, or as a victim's."""
+    """The cross-entropy as a plain closure, or as an attack target."""
     if kind == CLOSURE:
         return lambda x: cross_entropy(network(x), y)
-    return Victim(network, y, until_broken=kind == UNTIL_BROKEN)
+    return AttackTarget(network, y, until_broken=kind == UNTIL_BROKEN)
 
 
 def cheap(attack: Attack, **settings: Any) -> Attack:
-    """The attack with those of the settings that it has, else with few steps."""
+    """The attack with the given settings, where it has them; by default, with few steps."""
     names = {field.name for field in dataclasses.fields(attack)}
-    wanted = settings or CHEAP
-    return dataclasses.replace(attack, **{k: v for k, v in wanted.items() if k in names})
+    values = settings or CHEAP
+    return dataclasses.replace(attack, **{k: v for k, v in values.items() if k in names})
 
 
 def takes_a_closure(attack: Attack) -> bool:
-    """Whether it can do without the labels: it neither aims nor brings a loss of its own."""
+    """Whether it works without labels: it is not targeted and has no loss of its own."""
     return not isinstance(attack, Targeted) and getattr(attack, "loss", "given") == "given"
 
 
 def variants() -> list[Attack]:
-    """Each attack as it comes, but cheap; with each switch thrown, each count one higher, and each
-    other choice made."""
-    found = []
+    """Each attack with its defaults, but cheap; and with each flag flipped, each count one higher
+    and each other choice."""
+    attacks = []
     for kind in ATTACKS.values():
         attack = cheap(kind())
-        found.append(attack)
+        attacks.append(attack)
         for field in dataclasses.fields(kind):
             value = getattr(attack, field.name)
             others: list[object] = []
@@ -90,11 +90,11 @@ def variants() -> list[Attack]:
                 others = [value + 1]
             elif choices := field.metadata["limits"].choices:
                 others = [choice for choice in choices if choice != value]
-            found += [dataclasses.replace(attack, **{field.name: other}) for other in others]
-    return found
+            attacks += [dataclasses.replace(attack, **{field.name: other}) for other in others]
+    return attacks
 
 
 def goals_of(attack: Attack) -> list[str]:
-    """Those it can be set; of its variants, one is enough for what happens to the batch."""
-    found = [CLOSURE] * takes_a_closure(attack) + [VICTIM]
-    return found + [UNTIL_BROKEN] * (attack == cheap(type(attack)()))
+    """The kinds of loss an attack is tested with; UNTIL_BROKEN only for the default variant."""
+    kinds = [CLOSURE] * takes_a_closure(attack) + [TARGET]
+    return kinds + [UNTIL_BROKEN] * (attack == cheap(type(attack)()))

@@ -1,4 +1,4 @@
-"""APGD: known maxima, the checkpoints of the paper, and that the best point is what it returns."""
+"""APGD: known maxima, the checkpoints of the paper, and that it returns the best point."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dat.attacks import APGD, FGSM, PGD, Loss, TargetedAPGD, Victim
-from dat.attacks.victim import LOSSES
-from dat.losses import cross_entropy, targeted_dlr
-from dat.rng import Draws
-from dat.threat import ThreatModel
+from dat.attacks import APGD, FGSM, PGD, AttackTarget, Loss, TargetedAPGD
+from dat.attacks.target import LOSSES
+from dat.core.losses import cross_entropy, targeted_dlr
+from dat.core.rng import Streams
+from dat.core.threat import ThreatModel
 from tests.attacks.cases import answers, both_norms, images, wavy
 
 Slope = Callable[[float], tuple[float, float]]
@@ -28,7 +28,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def interior() -> Tensor:
-    """Images so far from 0 and 1 that the box does not matter."""
+    """Images far enough from 0 and 1 for the box not to matter."""
     return 0.3 + 0.4 * random(*SHAPE)
 
 
@@ -47,7 +47,7 @@ def hill(summit: Tensor) -> Loss:
 
 @pytest.mark.parametrize("steps", [1, 2, 20, 100])
 def test_linf_optimum_of_a_linear_loss_is_a_corner(steps: int) -> None:
-    """The first step is as long as the ball is wide."""
+    """The first step spans the ball."""
     x = interior()
     x_adv = APGD(steps=steps)(linear, x, ThreatModel(norm="linf", eps=EPS))
     torch.testing.assert_close(x_adv, x + EPS * weights().sign(), rtol=0, atol=1e-12)
@@ -78,9 +78,9 @@ def test_a_summit_outside_the_ball_is_approached_up_to_its_edge(norm: str) -> No
 
 @both_norms
 def test_a_summit_inside_the_ball_is_found_by_ever_shorter_steps(norm: str) -> None:
-    """What is left is a few of the last steps; they are 2 eps, halved at the checkpoints."""
+    """The remaining error is a few of the last steps: 2 eps, halved at the checkpoints."""
     x, threat = interior(), ThreatModel(norm=norm, eps=EPS)
-    inside = x + 0.5 * (threat.random_start(x, Draws.of(1, "t", index=torch.arange(6))) - x)
+    inside = x + 0.5 * (threat.random_start(x, Streams.of(1, "t", index=torch.arange(6))) - x)
     near, nearer = (threat.size(APGD(steps=n)(hill(inside), x, threat), inside) for n in (20, 100))
     assert (near < 0.2 * EPS).all() and (nearer < 0.02 * EPS).all()
 
@@ -100,15 +100,15 @@ def counted(steps: int) -> list[int]:
 
 
 def by_the_reference(steps: int) -> list[int]:
-    """As the authors' own code goes about it: the periods are rounded down, not the places up."""
-    period, shrink, least = (max(int(share * steps), 1) for share in (0.22, 0.03, 0.06))
-    places, since = [], 0
+    """The authors' implementation: it rounds the intervals down, not the checkpoints up."""
+    period, shrink, smallest = (max(int(share * steps), 1) for share in (0.22, 0.03, 0.06))
+    checkpoints, since = [], 0
     for step in range(1, steps + 1):
         since += 1
         if since == period:
-            places.append(step)
-            period, since = max(period - shrink, least), 0
-    return places
+            checkpoints.append(step)
+            period, since = max(period - shrink, smallest), 0
+    return checkpoints
 
 
 def test_checkpoints_are_those_of_the_paper() -> None:
@@ -132,7 +132,7 @@ def test_few_steps_have_checkpoints_too(steps: int) -> None:
 
 
 class Recorder:
-    """A closure that remembers where it was asked, and what it answered."""
+    """A loss that records its inputs and outputs."""
 
     def __init__(self, loss: Loss) -> None:
         self.loss = loss
@@ -140,10 +140,10 @@ class Recorder:
         self.losses: list[Tensor] = []
 
     def __call__(self, x: Tensor) -> Tensor:
-        found = self.loss(x)
+        losses = self.loss(x)
         self.points.append(x.detach().clone())
-        self.losses.append(found.detach().clone())
-        return found
+        self.losses.append(losses.detach().clone())
+        return losses
 
 
 def wavy_loss(pixels: int) -> Loss:
@@ -167,7 +167,7 @@ def test_the_best_point_is_returned_not_the_last(norm: str, steps: int) -> None:
 
 
 @both_norms
-def test_every_point_it_looks_at_is_in_ball_and_box(norm: str) -> None:
+def test_every_visited_point_is_in_ball_and_box(norm: str) -> None:
     x, threat = images((8, 2, 3, 3), dtype=torch.float64), ThreatModel(norm=norm, eps=0.3)
     seen = Recorder(wavy_loss(18))
     APGD(steps=20)(seen, x, threat)
@@ -176,34 +176,37 @@ def test_every_point_it_looks_at_is_in_ball_and_box(norm: str) -> None:
         assert point.min() >= 0 and point.max() <= 1
 
 
-def climbed(f: Slope, steps: int, x: float, eps: float, start: float) -> list[float]:
-    """Algorithm 1 of the paper, written out for one pixel; all the points it looks at."""
+def apgd_points(f: Slope, steps: int, x: float, eps: float, start: float) -> list[float]:
+    """Algorithm 1 of the paper for one pixel; returns all points it visits."""
 
     def clip(z: float) -> float:
         return min(max(z, x - eps, 0.0), x + eps, 1.0)
 
-    at = before = best = start
-    visited, step, rises, since = [start], 2 * eps, 0, 0
-    best_then, halved = f(best)[0], True
+    x_adv = previous = best = start
+    visited, step, increases, since = [start], 2 * eps, 0, 0
+    checkpoint_loss, halved = f(best)[0], True
     checkpoints = by_the_reference(steps)
     for k in range(1, steps + 1):
-        there = clip(at + math.copysign(step, f(at)[1]))
-        share = 1.0 if k == 1 else 0.75
-        before, at = at, clip(at + share * (there - at) + (1 - share) * (at - before))
-        rises += f(at)[0] > f(visited[-1])[0]
+        stepped = clip(x_adv + math.copysign(step, f(x_adv)[1]))
+        alpha = 1.0 if k == 1 else 0.75
+        previous, x_adv = (
+            x_adv,
+            clip(x_adv + alpha * (stepped - x_adv) + (1 - alpha) * (x_adv - previous)),
+        )
+        increases += f(x_adv)[0] > f(visited[-1])[0]
         since += 1
-        visited.append(at)
-        best = at if f(at)[0] > f(best)[0] else best
+        visited.append(x_adv)
+        best = x_adv if f(x_adv)[0] > f(best)[0] else best
         if k in checkpoints:
-            halve = rises <= 0.75 * since or (not halved and best_then >= f(best)[0])
-            step, at = (step / 2, best) if halve else (step, at)
-            rises, since, best_then, halved = 0, 0, f(best)[0], halve
+            halve = increases <= 0.75 * since or (not halved and checkpoint_loss >= f(best)[0])
+            step, x_adv = (step / 2, best) if halve else (step, x_adv)
+            increases, since, checkpoint_loss, halved = 0, 0, f(best)[0], halve
     return visited
 
 
 @pytest.mark.parametrize("steps", [1, 5, 10, 30, 100])
 def test_momentum_and_halving_are_those_of_the_paper(steps: int) -> None:
-    """On losses of one pixel, most of them with several summits."""
+    """On losses of one pixel, most of them with several maxima."""
     count = 60
     x = 0.2 + 0.6 * random(count, 1, 1, 1)
     tilt, waves, phase = (random(count, seed=seed) for seed in (1, 2, 3))
@@ -221,14 +224,14 @@ def test_momentum_and_halving_are_those_of_the_paper(steps: int) -> None:
     APGD(steps=steps)(seen, x, ThreatModel(norm="linf", eps=0.15))
     points = torch.stack(seen.points).flatten(1)
     for row in range(count):
-        found = points[:, row].tolist()
-        expected = climbed(alone(row), steps, float(x[row]), 0.15, found[0])
-        assert found == pytest.approx(expected, abs=1e-9)
+        visited = points[:, row].tolist()
+        expected = apgd_points(alone(row), steps, float(x[row]), 0.15, visited[0])
+        assert visited == pytest.approx(expected, abs=1e-9)
 
 
 @both_norms
 def test_gradients_of_a_random_network_are_averaged(norm: str) -> None:
-    """Noise that every second call takes back is gone from the mean of two."""
+    """Noise that alternates in sign vanishes from the mean of two calls."""
     shake, smooth, calls = 20 * (random(18) - 0.5), wavy_loss(18), 0
 
     def noisy(x: Tensor) -> Tensor:
@@ -249,11 +252,11 @@ def test_gradients_of_a_random_network_are_averaged(norm: str) -> None:
 @pytest.mark.parametrize("loss", ["cross-entropy", "margin", "dlr"])
 @both_norms
 def test_its_own_loss_is_what_it_ascends(loss: str, norm: str) -> None:
-    """It finds the same as it does when it is given that loss."""
+    """The result is the same as with that loss as the given one."""
     x, network = images((5, 1, 3, 3), dtype=torch.float64), wavy(9, dtype=torch.float64)
     y, threat = answers(network, x), ThreatModel(norm=norm, eps=0.2)
-    own = APGD(steps=5, loss=loss)(Victim(network, y), x, threat)
-    assert torch.equal(own, APGD(steps=5)(Victim(network, y, LOSSES[loss]), x, threat))
+    own = APGD(steps=5, loss=loss)(AttackTarget(network, y), x, threat)
+    assert torch.equal(own, APGD(steps=5)(AttackTarget(network, y, LOSSES[loss]), x, threat))
     assert torch.equal(own, APGD(steps=5)(lambda z: LOSSES[loss](network(z), y), x, threat))
 
 
@@ -261,9 +264,9 @@ def test_its_own_loss_is_what_it_ascends(loss: str, norm: str) -> None:
 def test_targeted_apgd_climbs_the_targeted_loss(norm: str) -> None:
     x, network = images((5, 1, 3, 3), dtype=torch.float64), wavy(9, dtype=torch.float64)
     y, threat = answers(network, x), ThreatModel(norm=norm, eps=0.2)
-    draws = Draws.of(0, "t", index=torch.arange(5))
-    aims = Victim(network, y).wrong_classes(x)[:, 1]
-    one = TargetedAPGD(steps=5, first=2, targets=1)(Victim(network, y), x, threat, draws)
+    draws = Streams.of(0, "t", index=torch.arange(5))
+    aims = AttackTarget(network, y).wrong_classes(x)[:, 1]
+    one = TargetedAPGD(steps=5, first=2, targets=1)(AttackTarget(network, y), x, threat, draws)
 
     def aimed(z: Tensor) -> Tensor:
         return targeted_dlr(network(z), y, aims)
@@ -278,9 +281,9 @@ def test_it_is_stronger_on_a_loss_with_many_summits(
 ) -> None:
     x, network = images((64, 1, 4, 4), dtype=torch.float64), wavy(16, dtype=torch.float64)
     y, threat = answers(network, x), ThreatModel(norm=norm, eps=0.2)
-    victim = Victim(network, y)
+    target = AttackTarget(network, y)
     ours, theirs = (
-        cross_entropy(network(attack(victim, x, threat)), y).mean()
+        cross_entropy(network(attack(target, x, threat)), y).mean()
         for attack in (APGD(steps=10), weaker)
     )
     assert ours > theirs

@@ -60,7 +60,7 @@ def test_modes_nest() -> None:
     assert modes(net) == [True, True]
 
 
-def test_modes_are_found_again_after_an_exception() -> None:
+def test_modes_are_restored_after_an_exception() -> None:
     net = nn.Sequential(nn.BatchNorm2d(1)).train()
     net[0].eval()
     with pytest.raises(KeyboardInterrupt), attack_mode(net, "train"):

@@ -1,4 +1,4 @@
-"""On a linear model the best perturbation is known; and how the attacks follow from one another."""
+"""On a linear model the best perturbation is known; and special cases that equal other attacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dat.attacks import FGSM, PGD, Attack, Free
-from dat.threat import ThreatModel
+from dat.core.threat import ThreatModel
 
 EPS = 0.1
 SHAPE = (6, 2, 3, 3)
@@ -23,7 +23,7 @@ LINF_ATTACKS = [
     Free(),
     Free(replays=3, step_ratio=0.4),
 ]
-"""All have the way to the far side of the ball."""
+"""Each can reach the far side of the ball."""
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -31,7 +31,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def interior() -> Tensor:
-    """Images so far from 0 and 1 that the box does not matter."""
+    """Images far enough from 0 and 1 for the box not to matter."""
     return 0.3 + 0.4 * random(*SHAPE)
 
 
@@ -95,8 +95,8 @@ def test_linear_classifier_loses_eps_times_the_dual_norm(norm: str) -> None:
         w = linear.weight[1 - y] - linear.weight[y]  # from right to wrong
         dual = w.abs().sum(1) if norm == "linf" else w.norm(dim=1)
         best = F.softplus((w * x.flatten(1)).sum(1) + EPS * dual)
-        found = F.cross_entropy(net(x_adv), y, reduction="none")
-    torch.testing.assert_close(found, best, rtol=0, atol=1e-5)
+        reached = F.cross_entropy(net(x_adv), y, reduction="none")
+    torch.testing.assert_close(reached, best, rtol=0, atol=1e-5)
 
 
 def wavy(x: Tensor) -> Tensor:
@@ -115,5 +115,5 @@ def test_fgsm_is_one_step_of_pgd(norm: str, random_start: bool) -> None:
 
 def test_default_step_size_is_two_and_a_half_radii_over_the_steps() -> None:
     threat = ThreatModel(norm="l2", eps=EPS)
-    by_default, said = PGD(steps=4), PGD(steps=4, step_size=2.5 * EPS / 4)
-    assert torch.equal(by_default(wavy, interior(), threat), said(wavy, interior(), threat))
+    by_default, explicit = PGD(steps=4), PGD(steps=4, step_size=2.5 * EPS / 4)
+    assert torch.equal(by_default(wavy, interior(), threat), explicit(wavy, interior(), threat))

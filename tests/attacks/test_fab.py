@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from dat.attacks import FAB, Victim
-from dat.rng import Draws
-from dat.threat import ThreatModel
+from dat.attacks import FAB, AttackTarget
+from dat.core.rng import Streams
+from dat.core.threat import ThreatModel
 from tests.attacks.cases import Network, answers, both_norms, images, wavy, wrong
 
 FAR = 10.0
-"""A radius at which nothing is out of reach."""
+"""A radius that covers everything."""
 PIXELS = 24
 
 
@@ -21,13 +21,13 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def flat(classes: int = 2) -> tuple[Network, Tensor]:
-    """A linear network without a bias, on images around 0.5; and its weights."""
+    """A linear network without bias, for images around 0.5, and its weights."""
     w = random(classes, PIXELS, seed=1) - 0.5
     return lambda x: (x.flatten(1) - 0.5) @ w.T, w
 
 
 def interior(count: int = 12) -> Tensor:
-    """Images from which the boundary is nearer than the box."""
+    """Images closer to the decision boundary than to the box."""
     return 0.45 + 0.1 * random(count, 2, 3, 4)
 
 
@@ -41,10 +41,10 @@ def distance(x: Tensor, w: Tensor, norm: str) -> Tensor:
 @both_norms
 @pytest.mark.parametrize(("steps", "overshoot"), [(1, 1.05), (1, 1.3), (2, 1.05), (20, 1.05)])
 def test_a_flat_boundary_is_found_at_its_distance(norm: str, steps: int, overshoot: float) -> None:
-    """One step goes beyond by the overshoot; those after it come back and go beyond by less."""
+    """The first step overshoots; later ones return and overshoot by less."""
     (network, w), x = flat(), interior()
     threat, y = ThreatModel(norm=norm, eps=FAR), answers(network, x)
-    x_adv = FAB(steps=steps, overshoot=overshoot)(Victim(network, y), x, threat)
+    x_adv = FAB(steps=steps, overshoot=overshoot)(AttackTarget(network, y), x, threat)
     assert wrong(network, x_adv, y).all()
     ratio = threat.size(x_adv, x) / distance(x, w, norm)
     assert (ratio > 1).all()
@@ -55,24 +55,28 @@ def test_a_flat_boundary_is_found_at_its_distance(norm: str, steps: int, oversho
 
 
 @both_norms
-def test_the_way_to_a_flat_boundary_is_straight(norm: str) -> None:
+def test_the_path_to_a_flat_boundary_is_straight(norm: str) -> None:
     (network, w), x = flat(), interior()
     y = answers(network, x)
-    x_adv = FAB(steps=5)(Victim(network, y), x, ThreatModel(norm=norm, eps=FAR))
-    way = (w[1] - w[0]) * (1 - 2 * y).unsqueeze(1)
-    way = way.sign() if norm == "linf" else way / way.norm(dim=1, keepdim=True)
-    found = (x_adv - x).flatten(1)
-    size = ThreatModel(norm=norm).length(found)
-    torch.testing.assert_close(found / size.unsqueeze(1), way)
+    x_adv = FAB(steps=5)(AttackTarget(network, y), x, ThreatModel(norm=norm, eps=FAR))
+    direction = (w[1] - w[0]) * (1 - 2 * y).unsqueeze(1)
+    direction = (
+        direction.sign() if norm == "linf" else direction / direction.norm(dim=1, keepdim=True)
+    )
+    delta = (x_adv - x).flatten(1)
+    size = ThreatModel(norm=norm).length(delta)
+    torch.testing.assert_close(delta / size.unsqueeze(1), direction)
 
 
 @both_norms
 @pytest.mark.parametrize("until_broken", [False, True])
-def test_whoever_is_near_the_boundary_falls_and_no_one_else(norm: str, until_broken: bool) -> None:
+def test_images_near_the_boundary_are_misclassified_and_no_others(
+    norm: str, until_broken: bool
+) -> None:
     (network, w), x = flat(), interior(40)
     far, y = distance(x, w, norm), answers(network, x)
     threat = ThreatModel(norm=norm, eps=float(far.median()))
-    x_adv = FAB(steps=20)(Victim(network, y, until_broken=until_broken), x, threat)
+    x_adv = FAB(steps=20)(AttackTarget(network, y, until_broken=until_broken), x, threat)
     assert (threat.size(x_adv, x) <= threat.eps + 1e-12).all()
     broken = wrong(network, x_adv, y)
     assert broken[far < 0.99 * threat.eps].all()
@@ -80,20 +84,20 @@ def test_whoever_is_near_the_boundary_falls_and_no_one_else(norm: str, until_bro
 
 
 @both_norms
-def test_whoever_is_out_of_reach_goes_as_far_as_it_may(norm: str) -> None:
-    """What FAB crossed too far away is on the way to the boundary still."""
+def test_images_out_of_reach_are_projected_onto_the_ball(norm: str) -> None:
+    """Points that crossed outside the ball are projected, and stay on the line to the boundary."""
     (network, w), x = flat(), interior()
     far = distance(x, w, norm)
     threat = ThreatModel(norm=norm, eps=float(far.min()) / 2)
-    victim = Victim(network, answers(network, x))
-    x_adv = FAB(steps=5)(victim, x, threat)
+    target = AttackTarget(network, answers(network, x))
+    x_adv = FAB(steps=5)(target, x, threat)
     torch.testing.assert_close(threat.size(x_adv, x), torch.full_like(far, threat.eps))
     torch.testing.assert_close(distance(x_adv, w, norm), far - threat.eps)
 
 
 @both_norms
 def test_walls_of_the_box_are_followed(norm: str) -> None:
-    """Half of the pixels are at the wall that they would go through, so the others go further."""
+    """Half of the pixels are at the bound they would cross, so the others move further."""
     x, half, gap = interior(1), PIXELS // 2, 0.5
     w = random(PIXELS, seed=1) - 0.5
     x.view(-1)[:half] = (w[:half] > 0).double()
@@ -103,7 +107,7 @@ def test_walls_of_the_box_are_followed(norm: str) -> None:
         return torch.stack((torch.zeros_like(ahead), ahead), 1)
 
     y, threat = torch.zeros(1, dtype=torch.int64), ThreatModel(norm=norm, eps=FAR)
-    x_adv = FAB(steps=10)(Victim(network, y), x, threat)
+    x_adv = FAB(steps=10)(AttackTarget(network, y), x, threat)
     assert wrong(network, x_adv, y).all()
     assert torch.equal(x_adv.view(-1)[:half], x.view(-1)[:half])
     dual = w[half:].abs().sum() if norm == "linf" else w[half:].norm()
@@ -117,7 +121,7 @@ def test_more_steps_come_nearer(norm: str) -> None:
     y, threat = answers(network, x), ThreatModel(norm=norm, eps=FAR)
     sizes = []
     for steps in (2, 10, 30):
-        x_adv = FAB(steps=steps, targets=1)(Victim(network, y), x, threat)
+        x_adv = FAB(steps=steps, targets=1)(AttackTarget(network, y), x, threat)
         size = threat.size(x_adv, x)
         sizes.append(torch.where(wrong(network, x_adv, y), size, torch.inf))
     assert (sizes[1] <= sizes[0] + 1e-12).all() and (sizes[2] <= sizes[1] + 1e-12).all()
@@ -129,17 +133,17 @@ def test_more_steps_come_nearer(norm: str) -> None:
 def test_a_network_without_a_slope_is_no_trouble(norm: str, value: float) -> None:
     x = torch.full((3, 1, 2, 2), value)
     level = torch.tensor([1.0, 0.5, 0.0, 0.0])
-    victim = Victim(lambda z: 0 * z.flatten(1) + level, torch.zeros(3, dtype=torch.int64))
-    x_adv = FAB(steps=3)(victim, x, ThreatModel(norm=norm, eps=0.1))
+    target = AttackTarget(lambda z: 0 * z.flatten(1) + level, torch.zeros(3, dtype=torch.int64))
+    x_adv = FAB(steps=3)(target, x, ThreatModel(norm=norm, eps=0.1))
     assert torch.equal(x_adv, x)
 
 
 @both_norms
 def test_nothing_in_it_is_random(norm: str) -> None:
     network, x = wavy(16, dtype=torch.float64), images((4, 1, 4, 4), dtype=torch.float64)
-    victim, threat = Victim(network, answers(network, x)), ThreatModel(norm=norm, eps=0.1)
+    target, threat = AttackTarget(network, answers(network, x)), ThreatModel(norm=norm, eps=0.1)
     one, other = (
-        FAB(steps=3)(victim, x, threat, Draws.of(seed, "t", index=torch.arange(4)))
+        FAB(steps=3)(target, x, threat, Streams.of(seed, "t", index=torch.arange(4)))
         for seed in (0, 1)
     )
     assert torch.equal(one, other)

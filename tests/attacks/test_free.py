@@ -1,4 +1,4 @@
-"""Free, called like any other attack: steps of a whole radius on a network that stands still."""
+"""Free, called like any other attack: steps of a full radius on a fixed network."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from dat.attacks import PGD, Free
-from dat.fields import SettingError
-from dat.threat import ThreatModel
+from dat.core.settings import SettingError
+from dat.core.threat import ThreatModel
 from tests.attacks.cases import both_norms, images, wavy
 
 EPS = 0.05
@@ -30,8 +30,8 @@ def test_linf_is_the_formula(replays: int, ratio: float) -> None:
         (gradient,) = torch.autograd.grad(bumpy(at).sum(), at)
         delta = (delta + ratio * EPS * gradient.sign()).clamp(-EPS, EPS)
         delta = (x + delta).clamp(0, 1) - x
-    found = Free(replays=replays, step_ratio=ratio)(bumpy, x, ThreatModel(eps=EPS))
-    torch.testing.assert_close(found, x + delta, rtol=0, atol=1e-12)
+    x_adv = Free(replays=replays, step_ratio=ratio)(bumpy, x, ThreatModel(eps=EPS))
+    torch.testing.assert_close(x_adv, x + delta, rtol=0, atol=1e-12)
 
 
 @both_norms
@@ -45,7 +45,7 @@ def test_it_is_pgd_from_the_image_itself(norm: str) -> None:
 
 @both_norms
 def test_a_replay_goes_on_from_the_last_one(norm: str) -> None:
-    """What the trainer does, with gradients from elsewhere, and what the attack does are one."""
+    """The trainer's steps, with gradients from the update, equal those of the attack."""
     x, threat = images(SHAPE, dtype=torch.float64), ThreatModel(norm=norm, eps=EPS)
     free, x_adv = Free(replays=4, step_ratio=0.5), x
     for _ in range(4):

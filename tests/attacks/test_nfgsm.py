@@ -1,4 +1,4 @@
-"""N-FGSM against the formula: strong noise, one step, and no way back into the ball."""
+"""N-FGSM against the formula: strong noise, one step, no projection."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from dat.attacks import FGSM, NFGSM, PGD, Loss
-from dat.fields import SettingError
-from dat.rng import Draws
-from dat.threat import ThreatModel
+from dat.core.rng import Streams
+from dat.core.settings import SettingError
+from dat.core.threat import ThreatModel
 from tests.attacks.cases import both_norms, images, wavy
 
 EPS = 0.05
@@ -17,12 +17,12 @@ SHAPE = (6, 2, 4, 4)
 
 
 def interior() -> Tensor:
-    """Images so far from 0 and 1 that the box does not matter."""
+    """Images far enough from 0 and 1 for the box not to matter."""
     return 0.4 + 0.2 * images(SHAPE, dtype=torch.float64)
 
 
-def draws() -> Draws:
-    return Draws.of(3, "test", index=torch.arange(len(interior())))
+def draws() -> Streams:
+    return Streams.of(3, "test", index=torch.arange(len(interior())))
 
 
 def bumpy(x: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def bumpy(x: Tensor) -> Tensor:
 
 
 def straight(x: Tensor) -> Tensor:
-    """Rises with every other pixel and falls with the rest."""
+    """Increases with every other pixel and decreases with the rest."""
     return (signs() * x).flatten(1).sum(1)
 
 
@@ -47,13 +47,13 @@ def slope(loss: Loss, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("noise", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("ratio", [0.25, 1.0, 1.5])
 def test_linf_is_noise_of_k_radii_and_a_step_of_alpha(noise: float, ratio: float) -> None:
-    """Only the box is kept to, after the noise and after the step."""
+    """The noise and the step are clipped to the box only."""
     x = images(SHAPE, dtype=torch.float64)
     eta = noise * EPS * (2 * draws().uniform(x.shape, x.dtype) - 1)
     noisy = (x + eta).clamp(0, 1)
     expected = (noisy + ratio * EPS * slope(bumpy, noisy).sign()).clamp(0, 1)
-    found = NFGSM(noise=noise, step_ratio=ratio)(bumpy, x, ThreatModel(eps=EPS), draws())
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    x_adv = NFGSM(noise=noise, step_ratio=ratio)(bumpy, x, ThreatModel(eps=EPS), draws())
+    torch.testing.assert_close(x_adv, expected, rtol=0, atol=1e-12)
 
 
 def test_l2_is_a_point_of_the_larger_ball_and_a_step_along_the_gradient() -> None:
@@ -61,8 +61,8 @@ def test_l2_is_a_point_of_the_larger_ball_and_a_step_along_the_gradient() -> Non
     noisy = ThreatModel(norm="l2", eps=2 * EPS).random_start(x, draws())
     gradient = slope(bumpy, noisy)
     length = gradient.flatten(1).norm(dim=1).reshape(-1, 1, 1, 1)
-    found = NFGSM(step_ratio=0.75)(bumpy, x, ThreatModel(norm="l2", eps=EPS), draws())
-    torch.testing.assert_close(found, noisy + 0.75 * EPS * gradient / length, rtol=0, atol=1e-12)
+    x_adv = NFGSM(step_ratio=0.75)(bumpy, x, ThreatModel(norm="l2", eps=EPS), draws())
+    torch.testing.assert_close(x_adv, noisy + 0.75 * EPS * gradient / length, rtol=0, atol=1e-12)
 
 
 @both_norms
@@ -81,7 +81,7 @@ def test_the_network_is_asked_once_at_noise_that_fills_the_larger_ball(norm: str
 
 
 def test_nothing_is_projected_to_the_ball() -> None:
-    """On a straight loss the step is known, and half of the noise is outside to begin with."""
+    """On a linear loss the step is known, and half of the noise lies outside the ball."""
     x, threat = interior(), ThreatModel(eps=EPS)
     eta = 2 * EPS * (2 * draws().uniform(x.shape, x.dtype) - 1)
     delta = NFGSM()(straight, x, threat, draws()) - x
@@ -100,11 +100,11 @@ def test_it_reaches_as_far_as_noise_and_step_together(noise: float, ratio: float
 def test_without_noise_it_is_fgsm_without_a_random_start(norm: str) -> None:
     x, threat = images(SHAPE, dtype=torch.float64), ThreatModel(norm=norm, eps=EPS)
     plain = FGSM(step_ratio=0.8, random_start=False)(bumpy, x, threat)
-    found = NFGSM(noise=0, step_ratio=0.8)(bumpy, x, threat)
-    torch.testing.assert_close(found, plain, rtol=0, atol=1e-12)
+    x_adv = NFGSM(noise=0, step_ratio=0.8)(bumpy, x, threat)
+    torch.testing.assert_close(x_adv, plain, rtol=0, atol=1e-12)
 
 
-def test_noise_below_nought_and_no_step_are_refused() -> None:
+def test_negative_noise_and_a_step_of_zero_are_refused() -> None:
     with pytest.raises(SettingError, match=r"NFGSM\.noise = -1: must be at least 0"):
         NFGSM(noise=-1)
     with pytest.raises(SettingError, match=r"NFGSM\.step_ratio = 0: must be above 0"):

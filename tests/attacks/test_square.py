@@ -1,4 +1,4 @@
-"""Square: its squares, its patterns, and that no query loses what an earlier one found."""
+"""Square: its squares, its patterns, and that the loss never decreases."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dat.attacks import Loss, Square, Victim
+from dat.attacks import AttackTarget, Loss, Square
 from dat.attacks.square import _pattern
-from dat.losses import margin
-from dat.rng import Draws
-from dat.threat import ThreatModel
+from dat.core.losses import margin
+from dat.core.rng import Streams
+from dat.core.threat import ThreatModel
 from tests.attacks.cases import answers, both_norms, images, wavy, wrong
 
 SHAPES = [(4, 3, 1, 1), (4, 1, 1, 5), (4, 3, 7, 4), (4, 1, 11, 12)]
@@ -24,7 +24,7 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
 class Queries:
-    """A closure that remembers where it was asked."""
+    """A loss that records its inputs."""
 
     def __init__(self, loss: Loss | None = None) -> None:
         self.loss = loss
@@ -36,7 +36,7 @@ class Queries:
 
 
 def grey(*shape: int) -> Tensor:
-    """Images so far from 0 and 1 that the box does not matter."""
+    """Images far enough from 0 and 1 for the box not to matter."""
     return torch.full(shape, 0.5, dtype=torch.float64)
 
 
@@ -52,8 +52,8 @@ def test_a_square_covers_ever_less_of_the_image(share: float) -> None:
 
 @pytest.mark.parametrize("size", [(12, 12), (9, 14), (14, 9), (3, 20)])
 def test_a_linf_square_has_the_side_of_its_share(size: tuple[int, int]) -> None:
-    """Where no query is any better, each differs from the start by its square alone. With sixteen
-    channels, a square that happens to look like what it covers is out of the question."""
+    """If no query improves, each differs from the start by its square alone. With sixteen channels,
+    a square that equals what it covers is practically impossible."""
     height, width = size
     x, asked = grey(2, 16, height, width), Queries()
     attack = Square(queries=60, share=0.3, loss="given")
@@ -61,8 +61,8 @@ def test_a_linf_square_has_the_side_of_its_share(size: tuple[int, int]) -> None:
     start, *tried = asked.points
     assert len(tried) == 60
     for query, point in enumerate(tried):
-        wanted = round(math.sqrt(attack.covered(query) * height * width))
-        side = min(max(wanted, 1), height, width)
+        rounded = round(math.sqrt(attack.covered(query) * height * width))
+        side = min(max(rounded, 1), height, width)
         for changed in (point != start).any(1):
             rows, columns = changed.any(1), changed.any(0)
             assert changed.sum() == side**2 == rows.sum() * columns.sum()
@@ -102,7 +102,7 @@ def test_linf_starts_from_vertical_stripes() -> None:
 @both_norms
 @every_shape
 def test_every_query_is_at_the_edge_of_the_ball(norm: str, shape: tuple[int, ...]) -> None:
-    """As long as the box is not in the way."""
+    """As long as the box does not interfere."""
     threat, x = ThreatModel(norm=norm, eps=0.1), grey(*shape)
     asked = Queries(lambda z: wavy(x[0].numel(), dtype=torch.float64)(z).sum(1))
     Square(queries=30, loss="given")(asked, x, threat)
@@ -127,7 +127,7 @@ def test_every_query_is_in_ball_and_box(norm: str, shape: tuple[int, ...], eps: 
 @both_norms
 @every_shape
 def test_the_loss_never_falls_over_the_queries(norm: str, shape: tuple[int, ...]) -> None:
-    """The first queries of many are those of few, so few queries tell what many had by then."""
+    """A run with few queries is a prefix of a longer one, so it shows the state in between."""
     x = images(shape, dtype=torch.float64)
     network, threat = wavy(x[0].numel(), dtype=torch.float64), ThreatModel(norm=norm, eps=0.3)
     y = answers(network, x)
@@ -135,7 +135,7 @@ def test_the_loss_never_falls_over_the_queries(norm: str, shape: tuple[int, ...]
     Square(queries=30, loss="given")(asked, x, threat)
     seen = torch.stack([margin(network(point), y) for point in asked.points])
     for queries in (1, 9, 30):
-        x_adv = Square(queries=queries)(Victim(network, y), x, threat)
+        x_adv = Square(queries=queries)(AttackTarget(network, y), x, threat)
         highest = seen[: queries + 1].max(0).values
         torch.testing.assert_close(margin(network(x_adv), y), highest, rtol=0, atol=1e-12)
 
@@ -146,7 +146,7 @@ def test_queries_raise_the_loss_of_most_images(norm: str) -> None:
     network = wavy(36, dtype=torch.float64)
     y = answers(network, x)
     reached = [
-        margin(network(Square(queries=queries)(Victim(network, y), x, threat)), y)
+        margin(network(Square(queries=queries)(AttackTarget(network, y), x, threat)), y)
         for queries in (1, 10, 150)
     ]
     assert (reached[1] > reached[0]).float().mean() > 0.5
@@ -155,57 +155,57 @@ def test_queries_raise_the_loss_of_most_images(norm: str) -> None:
 
 @both_norms
 def test_a_break_in_a_later_block_is_the_same_alone(norm: str) -> None:
-    """Random numbers come in blocks of a hundred queries, for whoever is left by then."""
+    """Random numbers are generated for blocks of a hundred queries and the remaining images."""
     x, threat = images((6, 1, 4, 4), dtype=torch.float64), ThreatModel(norm=norm, eps=0.04)
     network = wavy(16, dtype=torch.float64)
-    y, draws = answers(network, x), Draws.of(3, "t", index=torch.arange(6))
+    y, draws = answers(network, x), Streams.of(3, "t", index=torch.arange(6))
     by_then = [
-        wrong(network, Square(queries=queries)(Victim(network, y), x, threat, draws), y)
+        wrong(network, Square(queries=queries)(AttackTarget(network, y), x, threat, draws), y)
         for queries in (1, 100)
     ]
     assert 0 < by_then[1].sum() < 6
     attack = Square(queries=110)
-    together = attack(Victim(network, y, until_broken=True), x, threat, draws)
+    together = attack(AttackTarget(network, y, until_broken=True), x, threat, draws)
     for row in torch.arange(6).split(1):
-        victim = Victim(network, y[row], until_broken=True)
-        alone = attack(victim, x[row], threat, draws.pick(row))
+        target = AttackTarget(network, y[row], until_broken=True)
+        alone = attack(target, x[row], threat, draws.select(row))
         torch.testing.assert_close(alone, together[row], rtol=0, atol=1e-12)
 
 
 def eta(side: int) -> NDArray[np.float64]:
-    """The pattern of the paper's section 3.4, written out pixel by pixel."""
+    """The pattern of section 3.4 of the paper, pixel by pixel."""
 
     def peak(height: int, width: int) -> NDArray[np.float64]:
-        found = np.zeros((height, width))
+        values = np.zeros((height, width))
         for row in range(height):
             for column in range(width):
                 ring = max(abs(row - height // 2), abs(column - width // 2))
                 last = max(height // 2, width // 2)
-                found[row, column] = sum(1 / (k + 1) ** 2 for k in range(ring, last + 1))
-        return found / max(float(np.linalg.norm(found)), 1e-300)
+                values[row, column] = sum(1 / (k + 1) ** 2 for k in range(ring, last + 1))
+        return values / max(float(np.linalg.norm(values)), 1e-300)
 
     both = np.concatenate((peak(side // 2, side), -peak(side - side // 2, side)))
-    whole: NDArray[np.float64] = both / np.linalg.norm(both)
-    return whole
+    pattern: NDArray[np.float64] = both / np.linalg.norm(both)
+    return pattern
 
 
 @pytest.mark.parametrize("side", [1, 2, 3, 4, 5, 8, 9])
 def test_the_l2_pattern_is_two_peaks_of_opposite_sign(side: int) -> None:
-    found = _pattern(side, grey(1, 1, 1, 1))
-    assert found.shape == (side, side)
-    np.testing.assert_allclose(found.numpy(), eta(side), atol=1e-6)
-    above, below = found[: side // 2], found[side // 2 :]
+    pattern = _pattern(side, grey(1, 1, 1, 1))
+    assert pattern.shape == (side, side)
+    np.testing.assert_allclose(pattern.numpy(), eta(side), atol=1e-6)
+    above, below = pattern[: side // 2], pattern[side // 2 :]
     assert (above > 0).all() and (below < 0).all()
-    assert float(found.norm()) == pytest.approx(1, abs=1e-6)
+    assert float(pattern.norm()) == pytest.approx(1, abs=1e-6)
     if side > 1:  # a single pixel has no room for two
         assert float(above.norm()) == pytest.approx(math.sqrt(0.5), abs=1e-6)
     if side % 2 == 0:  # else the lower one has a row more
-        assert abs(float(found.sum())) < 1e-6
+        assert abs(float(pattern.sum())) < 1e-6
 
 
 def l2_queries(x: Tensor, attack: Square, eps: float) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Where no query is any better: the side of each query's squares, which pixels it changed, and
-    which of them it emptied."""
+    """If no query improves: the side of each query's squares, the pixels it changed, and those it
+    emptied."""
     asked = Queries()
     attack(asked, x, ThreatModel(norm="l2", eps=eps))
     start, *tried = (point - x for point in asked.points)
@@ -231,7 +231,7 @@ def test_an_l2_query_empties_one_square_into_another(size: tuple[int, int]) -> N
 
 @pytest.mark.parametrize("channels", [1, 2, 3])
 def test_what_the_box_took_from_an_l2_perturbation_goes_into_the_square(channels: int) -> None:
-    """No more and no less, so that around the squares it stays as it was."""
+    """Exactly, so that nothing changes around the squares."""
     x = images((3, channels, 12, 12), dtype=torch.float64)
     attack = Square(queries=40, share=0.1, loss="given")
     for side, changed, _ in l2_queries(x, attack, 0.5):

@@ -1,4 +1,4 @@
-"""On a trained network: more effort finds more, and foolbox finds as much."""
+"""On a trained network: more steps are stronger, and foolbox is equally strong."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from dat.attacks import (
     FGSM,
     PGD,
     Attack,
+    AttackTarget,
     NoAttack,
     Square,
     TargetedAPGD,
-    Victim,
 )
+from dat.core.rng import Streams
+from dat.core.threat import ThreatModel
 from dat.data import load
-from dat.rng import Draws
-from dat.threat import ThreatModel
 
 STEPS = 10
 LINF, L2 = ThreatModel(norm="linf", eps=0.1), ThreatModel(norm="l2", eps=0.5)
-"""At these radii the network below loses about half of its images."""
+"""Radii at which about half of the images are misclassified."""
 
 both_threats = pytest.mark.parametrize("threat", [LINF, L2], ids=repr)
 
@@ -56,7 +56,7 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def victim() -> Trained:
+def trained() -> Trained:
     data, cpu = load("digits"), torch.device("cpu")
     net = dat.normalized(dat.build_model("cnn", 10, channels=1, width=8), data.mean, data.std)
     optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
@@ -67,9 +67,9 @@ def victim() -> Trained:
             optimizer.zero_grad()
             F.cross_entropy(net(x), y).backward()
             optimizer.step()
-    victim = Trained(net.eval(), *data.test.batch(torch.arange(len(data.test)), cpu))
-    assert victim.right(victim.x).float().mean() > 0.9
-    return victim
+    trained = Trained(net.eval(), *data.test.batch(torch.arange(len(data.test)), cpu))
+    assert trained.right(trained.x).float().mean() > 0.9
+    return trained
 
 
 @pytest.fixture(scope="module")
@@ -81,45 +81,45 @@ def foolbox() -> Any:
 
 
 @both_threats
-def test_more_steps_raise_the_loss(victim: Trained, threat: ThreatModel) -> None:
-    means = [float(victim.loss_after(PGD(steps=k), threat).mean()) for k in (1, 5, 20)]
+def test_more_steps_raise_the_loss(trained: Trained, threat: ThreatModel) -> None:
+    means = [float(trained.loss_after(PGD(steps=k), threat).mean()) for k in (1, 5, 20)]
     assert means == sorted(means)
-    assert means[0] > victim.loss_after(NoAttack(), threat).mean()
+    assert means[0] > trained.loss_after(NoAttack(), threat).mean()
 
 
 @both_threats
-def test_fgsm_is_weaker_than_pgd(victim: Trained, threat: ThreatModel) -> None:
-    assert victim.loss_after(FGSM(), threat).mean() < victim.loss_after(PGD(), threat).mean()
+def test_fgsm_is_weaker_than_pgd(trained: Trained, threat: ThreatModel) -> None:
+    assert trained.loss_after(FGSM(), threat).mean() < trained.loss_after(PGD(), threat).mean()
 
 
 @both_threats
-def test_restarts_never_lower_the_loss_of_a_sample(victim: Trained, threat: ThreatModel) -> None:
+def test_restarts_never_lower_the_loss_of_a_sample(trained: Trained, threat: ThreatModel) -> None:
     one, two, four = (
-        victim.loss_after(PGD(steps=5, restarts=restarts), threat) for restarts in (1, 2, 4)
+        trained.loss_after(PGD(steps=5, restarts=restarts), threat) for restarts in (1, 2, 4)
     )
     assert (two >= one).all() and (four >= two).all()
     assert (two > one).any() and (four > two).any()
 
 
 @both_threats
-def test_apgd_is_at_least_as_strong_as_pgd(victim: Trained, threat: ThreatModel) -> None:
+def test_apgd_is_at_least_as_strong_as_pgd(trained: Trained, threat: ThreatModel) -> None:
     pgd, apgd = (
-        attack(victim.loss, victim.x, threat) for attack in (PGD(steps=20), APGD(steps=20))
+        attack(trained.loss, trained.x, threat) for attack in (PGD(steps=20), APGD(steps=20))
     )
     with torch.no_grad():
-        assert victim.loss(apgd).mean() >= victim.loss(pgd).mean()
-    assert victim.right(apgd).sum() <= victim.right(pgd).sum() + 1
+        assert trained.loss(apgd).mean() >= trained.loss(pgd).mean()
+    assert trained.right(apgd).sum() <= trained.right(pgd).sum() + 1
 
 
 @both_threats
 def test_attacks_that_stop_at_a_wrong_answer_break_as_many_as_pgd(
-    victim: Trained, threat: ThreatModel
+    trained: Trained, threat: ThreatModel
 ) -> None:
-    """To within two images; together at least as many; and Square, which is blind, a third."""
-    some = Trained(victim.net, victim.x[:150], victim.y[:150])
-    goal = Victim(some.net, some.y, until_broken=True)
+    """Each to within two images, all together at least as many, and black-box Square a third."""
+    subset = Trained(trained.net, trained.x[:150], trained.y[:150])
+    goal = AttackTarget(subset.net, subset.y, until_broken=True)
     left = {
-        type(attack): some.right(attack(goal, some.x, threat))
+        type(attack): subset.right(attack(goal, subset.x, threat))
         for attack in (
             PGD(steps=20),
             APGD(steps=20),
@@ -128,7 +128,7 @@ def test_attacks_that_stop_at_a_wrong_answer_break_as_many_as_pgd(
             Square(queries=100),
         )
     }
-    pgd, clean = left.pop(PGD), some.right(some.x)
+    pgd, clean = left.pop(PGD), subset.right(subset.x)
     for kind in (APGD, TargetedAPGD, FAB):
         assert left[kind].sum() <= pgd.sum() + 2
     assert 3 * (clean & ~left[Square]).sum() > (clean & ~pgd).sum()
@@ -136,12 +136,12 @@ def test_attacks_that_stop_at_a_wrong_answer_break_as_many_as_pgd(
 
 
 def as_foolbox_does(
-    foolbox: Any, attack: Any, victim: Trained, eps: float, seed: int = 0
+    foolbox: Any, attack: Any, trained: Trained, eps: float, seed: int = 0
 ) -> Tensor:
-    model = foolbox.PyTorchModel(victim.net, bounds=(0, 1), device="cpu")
+    model = foolbox.PyTorchModel(trained.net, bounds=(0, 1), device="cpu")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        x_adv: Tensor = attack(model, victim.x, victim.y, epsilons=eps)[1]
+        x_adv: Tensor = attack(model, trained.x, trained.y, epsilons=eps)[1]
     return x_adv
 
 
@@ -156,47 +156,47 @@ def pgd_pair(foolbox: Any, threat: ThreatModel, *, random_start: bool) -> tuple[
 
 @both_threats
 def test_pgd_without_random_start_is_that_of_foolbox(
-    victim: Trained, threat: ThreatModel, foolbox: Any
+    trained: Trained, threat: ThreatModel, foolbox: Any
 ) -> None:
     pgd, their_pgd = pgd_pair(foolbox, threat, random_start=False)
-    ours = pgd(victim.loss, victim.x, threat)
-    theirs = as_foolbox_does(foolbox, their_pgd, victim, threat.eps)
-    assert (victim.right(ours) == victim.right(theirs)).sum() >= len(victim.y) - 1
+    ours = pgd(trained.loss, trained.x, threat)
+    theirs = as_foolbox_does(foolbox, their_pgd, trained, threat.eps)
+    assert (trained.right(ours) == trained.right(theirs)).sum() >= len(trained.y) - 1
     # rounding may turn the sign of a gradient that is all but zero
     assert ((ours - theirs).abs() < 1e-4).float().mean() > 0.99
 
 
-def test_fgsm_without_random_start_is_that_of_foolbox(victim: Trained, foolbox: Any) -> None:
-    ours = FGSM(step_ratio=1, random_start=False)(victim.loss, victim.x, LINF)
+def test_fgsm_without_random_start_is_that_of_foolbox(trained: Trained, foolbox: Any) -> None:
+    ours = FGSM(step_ratio=1, random_start=False)(trained.loss, trained.x, LINF)
     attack = foolbox.attacks.LinfFastGradientAttack(random_start=False)
-    theirs = as_foolbox_does(foolbox, attack, victim, LINF.eps)
+    theirs = as_foolbox_does(foolbox, attack, trained, LINF.eps)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
 @both_threats
 def test_pgd_has_the_robust_accuracy_of_foolbox(
-    victim: Trained, threat: ThreatModel, foolbox: Any
+    trained: Trained, threat: ThreatModel, foolbox: Any
 ) -> None:
     ours, theirs = pgd_pair(foolbox, threat, random_start=True)
-    check_same_robust_accuracy(foolbox, victim, threat, ours, theirs)
+    check_same_robust_accuracy(foolbox, trained, threat, ours, theirs)
 
 
-def test_fgsm_has_the_robust_accuracy_of_foolbox(victim: Trained, foolbox: Any) -> None:
+def test_fgsm_has_the_robust_accuracy_of_foolbox(trained: Trained, foolbox: Any) -> None:
     theirs = foolbox.attacks.LinfFastGradientAttack(random_start=True)
-    check_same_robust_accuracy(foolbox, victim, LINF, FGSM(step_ratio=1), theirs)
+    check_same_robust_accuracy(foolbox, trained, LINF, FGSM(step_ratio=1), theirs)
 
 
 def check_same_robust_accuracy(
-    foolbox: Any, victim: Trained, threat: ThreatModel, ours: Attack, theirs: Any
+    foolbox: Any, trained: Trained, threat: ThreatModel, ours: Attack, theirs: Any
 ) -> None:
-    """The random starts differ, so it is the mean of three that has to agree, to 2 points."""
-    index = torch.arange(len(victim.y))
+    """The random starts differ, so the mean of three runs has to agree, within 2 points."""
+    index = torch.arange(len(trained.y))
     right = []
     for seed in range(3):
-        streams = Draws.of(seed, "test", index=index)
-        right.append(victim.right(ours(victim.loss, victim.x, threat, streams)))
+        streams = Streams.of(seed, "test", index=index)
+        right.append(trained.right(ours(trained.loss, trained.x, threat, streams)))
     for seed in range(3):
-        right.append(victim.right(as_foolbox_does(foolbox, theirs, victim, threat.eps, seed)))
+        right.append(trained.right(as_foolbox_does(foolbox, theirs, trained, threat.eps, seed)))
     ra, ra_of_foolbox = 100 * torch.stack(right).double().mean(1).reshape(2, 3).mean(1)
     assert 20 < ra_of_foolbox < 80
     assert abs(ra - ra_of_foolbox) <= 2

@@ -1,5 +1,4 @@
-"""YOPO against the paper's algorithm and against PGD; what it asks of the network, and that nothing
-of it stays behind."""
+"""YOPO against the paper's algorithm and against PGD; its calls of the network, and its hooks."""
 
 from __future__ import annotations
 
@@ -10,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from dat.attacks import PGD, YOPO, Loss, Victim
-from dat.losses import cross_entropy
-from dat.rng import Draws
-from dat.threat import ThreatModel
+from dat.attacks import PGD, YOPO, AttackTarget, Loss
+from dat.core.losses import cross_entropy
+from dat.core.rng import Streams
+from dat.core.threat import ThreatModel
 from tests.attacks.cases import CLASSES, both_norms, images
 
 EPS = 0.1
@@ -27,14 +26,14 @@ class Boom(Exception):
 
 
 class Curved(nn.Module):
-    """What comes before the first layer need not be linear, as a normalisation is."""
+    """A nonlinear operation before the first layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.sin(5 * x)
 
 
 class Counted(nn.Module):
-    """Passes on what it gets, counts how often, and fails when told to."""
+    """The identity; counts its calls, and fails on request."""
 
     def __init__(self, fail_on: int = 0) -> None:
         super().__init__()
@@ -48,7 +47,7 @@ class Counted(nn.Module):
 
 
 def seeded(*layers: nn.Module) -> nn.Sequential:
-    """The layers with weights drawn anew, in double precision."""
+    """The layers with reproducible random weights, in double precision."""
     net, random = nn.Sequential(*layers).double(), torch.Generator().manual_seed(0)
     for parameter in net.parameters():
         nn.init.normal_(parameter, generator=random)
@@ -69,10 +68,10 @@ def single() -> nn.Sequential:
     return seeded(nn.Flatten(), nn.Linear(16, CLASSES))
 
 
-def case(net: nn.Module) -> tuple[Victim, Tensor]:
-    """A goal and images of which many pixels are exactly 0 or 1."""
+def case(net: nn.Module) -> tuple[AttackTarget, Tensor]:
+    """A loss, and images with many pixels of exactly 0 or 1."""
     x = images(SHAPE, dtype=torch.float64)
-    return Victim(net, torch.arange(len(x)) % CLASSES), x
+    return AttackTarget(net, torch.arange(len(x)) % CLASSES), x
 
 
 def by_the_paper(
@@ -124,29 +123,29 @@ def test_it_is_the_algorithm_of_the_paper(norm: str, passes: int, inner: int) ->
 def test_one_inner_step_makes_it_pgd(
     network: Callable[[], nn.Module], norm: str, random_start: bool
 ) -> None:
-    """From the same random point, as both draw it from the same streams."""
+    """Both use the same random streams, and so start from the same point."""
     (goal, x), threat = case(network()), ThreatModel(norm=norm, eps=EPS)
-    draws = Draws.of(7, "test", index=torch.arange(len(x)))
+    draws = Streams.of(7, "test", index=torch.arange(len(x)))
     yopo = YOPO(steps=4, inner=1, step_size=0.03, random_start=random_start)
     pgd = PGD(steps=4, step_size=0.03, random_start=random_start)
-    found, expected = yopo(goal, x, threat, draws), pgd(goal, x, threat, draws)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    x_adv, expected = yopo(goal, x, threat, draws), pgd(goal, x, threat, draws)
+    torch.testing.assert_close(x_adv, expected, rtol=0, atol=1e-12)
 
 
 @both_norms
 def test_with_two_classes_a_single_layer_makes_it_pgd_with_all_its_steps(norm: str) -> None:
-    """The gradient then has one direction everywhere, so it may as well be an old one."""
+    """The gradient then has the same direction everywhere, so it never goes stale."""
     net = seeded(nn.Flatten(), nn.Linear(16, 2))
     x, threat = images(SHAPE, dtype=torch.float64), ThreatModel(norm=norm, eps=EPS)
-    goal = Victim(net, torch.arange(len(x)) % 2)
+    goal = AttackTarget(net, torch.arange(len(x)) % 2)
     yopo = YOPO(steps=2, inner=3, step_size=0.03)(goal, x, threat)
     pgd = PGD(steps=6, step_size=0.03)(goal, x, threat)
     torch.testing.assert_close(yopo, pgd, rtol=0, atol=1e-12)
 
 
 def test_behind_nothing_but_linear_maps_inner_steps_are_one_long_step() -> None:
-    """p . first(x) is then linear, and a longer step of PGD does as much; the corners of the box
-    and of the linf ball are the same for one step as for three."""
+    """p . first(x) is then linear, so inner steps equal one longer PGD step; clipping to the box
+    and the linf ball gives the same result for one step as for three."""
     goal, x = case(mlp())
     threat = ThreatModel(eps=EPS)
     yopo = YOPO(steps=4, inner=3, step_size=0.01)(goal, x, threat)
@@ -157,17 +156,17 @@ def test_behind_nothing_but_linear_maps_inner_steps_are_one_long_step() -> None:
 
 def test_default_step_size_is_two_and_a_half_radii_over_all_steps() -> None:
     (goal, x), threat = case(convolutional()), ThreatModel(norm="l2", eps=EPS)
-    by_default, said = YOPO(steps=2, inner=5), YOPO(steps=2, inner=5, step_size=2.5 * EPS / 10)
-    assert torch.equal(by_default(goal, x, threat), said(goal, x, threat))
+    by_default, explicit = YOPO(steps=2, inner=5), YOPO(steps=2, inner=5, step_size=2.5 * EPS / 10)
+    assert torch.equal(by_default(goal, x, threat), explicit(goal, x, threat))
 
 
 @both_norms
 def test_inner_steps_raise_the_loss_without_further_passes(norm: str) -> None:
-    """Same step size, same full passes, same start: those through the first layer are a gain."""
+    """With the same step size, passes and start, the inner steps only add strength."""
     net = seeded(Curved(), nn.Flatten(), nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, CLASSES))
     x, threat = images((40, *SHAPE[1:]), dtype=torch.float64), ThreatModel(norm=norm, eps=EPS)
     with torch.no_grad():
-        goal = Victim(net, net(x).argmax(1))
+        goal = AttackTarget(net, net(x).argmax(1))
     step = EPS / 10
     pgd, yopo = PGD(steps=3, step_size=step), YOPO(steps=3, inner=5, step_size=step)
     assert pgd.cost() == yopo.cost()
@@ -191,10 +190,10 @@ def test_inner_steps_run_the_first_layer_alone(passes: int, inner: int) -> None:
 
 
 @pytest.mark.parametrize("inner", [1, 3])
-def test_a_layer_that_is_overwritten_is_no_other(inner: int) -> None:
-    """A ReLU in place, as folded networks have too, leaves nothing of the first layer's output."""
+def test_an_overwritten_layer_gives_the_same_result(inner: int) -> None:
+    """An in-place ReLU, as in folded networks, overwrites the output of the first layer."""
     attack, threat = YOPO(steps=3, inner=inner), ThreatModel(eps=EPS)
-    overwritten, plain = (attack(*case(mlp(inplace=it)), threat) for it in (True, False))
+    overwritten, plain = (attack(*case(mlp(inplace=inplace)), threat) for inplace in (True, False))
     assert torch.equal(overwritten, plain)
 
 
@@ -205,8 +204,8 @@ def hooks() -> int:
 @pytest.mark.parametrize("place", [0, 3])
 @pytest.mark.parametrize("call", [1, 2])
 def test_no_hook_is_left_after_an_exception(place: int, call: int) -> None:
-    """Neither when the network fails before its first layer, in a full pass or in a short one, nor
-    when it does behind it."""
+    """Whether the network fails before its first layer, in a full pass or a short one, or after
+    it."""
     layers: list[nn.Module] = [nn.Flatten(), nn.Linear(16, 12), nn.Linear(12, CLASSES)]
     layers.insert(place, Counted(fail_on=call))
     net = seeded(*layers)
@@ -246,8 +245,8 @@ def test_hooks_of_others_stay() -> None:
 
 @pytest.mark.parametrize(
     "loss",
-    [lambda z: z.flatten(1).sum(1), Victim(nn.Flatten(), torch.zeros(6, dtype=torch.int64))],
-    ids=["closure", "victim"],
+    [lambda z: z.flatten(1).sum(1), AttackTarget(nn.Flatten(), torch.zeros(6, dtype=torch.int64))],
+    ids=["closure", "target"],
 )
 def test_a_network_without_a_layer_is_refused(loss: Loss) -> None:
     before = hooks()

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dat.core.rng import Streams, generator
 from dat.data import AUGMENTATIONS, Augmentation
 from dat.data.augment import PADDING
-from dat.native import crop
-from dat.rng import Draws, generator
+from dat.kernels.native import crop
 
 every_kind = pytest.mark.parametrize("kind", AUGMENTATIONS)
 
 
-def augment(x: Tensor, kind: str, draws: Draws) -> Tensor:
+def augment(x: Tensor, kind: str, draws: Streams) -> Tensor:
     """Crops and flips alone."""
     return Augmentation(kind=kind)(x, draws)
 
@@ -33,8 +33,8 @@ def bytes_(*shape: int) -> Tensor:
     return torch.randint(0, 256, shape, generator=seeded, dtype=torch.uint8)
 
 
-def draws(n: int = 12) -> Draws:
-    return Draws.of(0, "augment", 3, 1, index=torch.arange(n) * 7)
+def draws(n: int = 12) -> Streams:
+    return Streams.of(0, "augment", 3, 1, index=torch.arange(n) * 7)
 
 
 def shifted(image: Tensor, down: int, right: int) -> Tensor:
@@ -57,13 +57,13 @@ def test_none_is_the_identity() -> None:
 @pytest.mark.parametrize("shape", [(2, 5, 7), (1, 8, 8), (3, 2, 3)])
 def test_each_image_is_its_own_crop(kind: str, shape: tuple[int, int, int]) -> None:
     x = images(12, *shape)
-    found = augment(x, kind, draws())
-    luck = draws().uniform(torch.Size((12, 3))).tolist()
-    for i, (a, b, coin) in enumerate(luck):
+    augmented = augment(x, kind, draws())
+    uniform = draws().uniform(torch.Size((12, 3))).tolist()
+    for i, (a, b, coin) in enumerate(uniform):
         expected = shifted(x[i], int(a * 9) - PADDING, int(b * 9) - PADDING)
         if kind == "crop-flip" and coin >= 0.5:
             expected = expected.flip(2)
-        assert torch.equal(found[i], expected)
+        assert torch.equal(augmented[i], expected)
 
 
 @pytest.mark.parametrize("kind", ["crop", "crop-flip"])
@@ -72,12 +72,12 @@ def test_all_shifts_and_both_sides_occur_equally(kind: str) -> None:
     marked = torch.zeros(n, 1, 9, 9)
     marked[:, :, 4, 4] = 1.0
     marked[:, :, 4, 3] = 0.5  # to the left, unless flipped
-    found = augment(marked, kind, draws(n))
-    places = (found == 1).sum(0)[0]
-    assert places.sum() == n  # a shift by 4 keeps the middle in sight
-    assert (places - n / 81).abs().max() < 5 * (n / 81) ** 0.5
-    flipped = ((found[..., :-1] == 1) & (found[..., 1:] == 0.5)).sum()
-    kept = ((found[..., :-1] == 0.5) & (found[..., 1:] == 1)).sum()
+    augmented = augment(marked, kind, draws(n))
+    positions = (augmented == 1).sum(0)[0]
+    assert positions.sum() == n  # a shift by 4 keeps the middle in sight
+    assert (positions - n / 81).abs().max() < 5 * (n / 81) ** 0.5
+    flipped = ((augmented[..., :-1] == 1) & (augmented[..., 1:] == 0.5)).sum()
+    kept = ((augmented[..., :-1] == 0.5) & (augmented[..., 1:] == 1)).sum()
     expected = 0.5 if kind == "crop-flip" else 0.0
     assert abs(float(flipped / (flipped + kept)) - expected) < 0.03
 
@@ -85,7 +85,9 @@ def test_all_shifts_and_both_sides_occur_equally(kind: str) -> None:
 @every_kind
 def test_a_sample_is_augmented_alike_in_any_batch(kind: str) -> None:
     x, rows = images(), torch.tensor([9, 2, 5])
-    assert torch.equal(augment(x[rows], kind, draws().pick(rows)), augment(x, kind, draws())[rows])
+    assert torch.equal(
+        augment(x[rows], kind, draws().select(rows)), augment(x, kind, draws())[rows]
+    )
     before = torch.get_rng_state()
     assert torch.equal(augment(x, kind, draws()), augment(x, kind, draws()))
     assert torch.equal(before, torch.get_rng_state())
@@ -94,9 +96,9 @@ def test_a_sample_is_augmented_alike_in_any_batch(kind: str) -> None:
 @every_kind
 def test_shape_and_range_stay(kind: str) -> None:
     x = images() / images().max()
-    found = augment(x, kind, draws())
-    assert found.shape == x.shape and found.dtype == x.dtype and found.is_contiguous()
-    assert found.min() >= 0 and found.max() <= 1
+    augmented = augment(x, kind, draws())
+    assert augmented.shape == x.shape and augmented.dtype == x.dtype and augmented.is_contiguous()
+    assert augmented.min() >= 0 and augmented.max() <= 1
 
 
 def test_an_unknown_kind_is_refused() -> None:
@@ -107,24 +109,24 @@ def test_an_unknown_kind_is_refused() -> None:
 @pytest.mark.parametrize("kind", ["crop", "crop-flip"])
 def test_memory_order_does_not_matter(kind: str) -> None:
     x = images()
-    found = augment(x.contiguous(memory_format=torch.channels_last), kind, draws())
-    assert torch.equal(found, augment(x, kind, draws())) and found.is_contiguous()
+    augmented = augment(x.contiguous(memory_format=torch.channels_last), kind, draws())
+    assert torch.equal(augmented, augment(x, kind, draws())) and augmented.is_contiguous()
 
 
 def test_resized_crop_only_flips_what_was_cropped_elsewhere() -> None:
     x = images()
-    found = augment(x, "resized-crop", draws())
+    augmented = augment(x, "resized-crop", draws())
     coins = draws().uniform(torch.Size((12, 3)))[:, 2].tolist()
-    for image, flipped, coin in zip(x, found, coins, strict=True):
+    for image, flipped, coin in zip(x, augmented, coins, strict=True):
         assert torch.equal(flipped, image if coin < 0.5 else image.flip(2))
 
 
 @pytest.mark.parametrize("side", [1, 2, 3, 6, 40])
 def test_cutout_blackens_a_square_clipped_at_the_border(side: int) -> None:
     x = images()
-    found = Augmentation(cutout=side)(x, draws())
-    luck = draws().fork("cutout").uniform(torch.Size((12, 2))).tolist()
-    for image, cut, (a, b) in zip(x, found, luck, strict=True):
+    augmented = Augmentation(cutout=side)(x, draws())
+    centers = draws().fork("cutout").uniform(torch.Size((12, 2))).tolist()
+    for image, cut, (a, b) in zip(x, augmented, centers, strict=True):
         top, left = int(a * 5) - side // 2, int(b * 7) - side // 2
         expected = image.clone()
         expected[:, max(top, 0) : top + side, max(left, 0) : left + side] = 0
@@ -156,7 +158,7 @@ SETTINGS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     SETTINGS,
     st.tuples(st.integers(0, 6), st.sampled_from([1, 3]), st.integers(1, 9), st.integers(1, 9)),
@@ -165,20 +167,20 @@ def test_bytes_then_floats_is_floats_then_bytes(
     change: Augmentation, shape: tuple[int, int, int, int]
 ) -> None:
     x = bytes_(*shape)
-    found = change(x, draws(shape[0]))
-    assert found.shape == x.shape and found.dtype == torch.uint8
+    augmented = change(x, draws(shape[0]))
+    assert augmented.shape == x.shape and augmented.dtype == torch.uint8
     floats = change(x.float().div(255), draws(shape[0]))
-    assert floats.dtype == torch.float32 and torch.equal(floats, found.float().div(255))
+    assert floats.dtype == torch.float32 and torch.equal(floats, augmented.float().div(255))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SETTINGS, st.permutations(range(12)), st.integers(1, 12))
 def test_batches_and_their_order_do_not_matter(
     change: Augmentation, order: list[int], batch: int
 ) -> None:
     x, whole = bytes_(12, 3, 6, 5), change(bytes_(12, 3, 6, 5), draws())
     for rows in torch.tensor(order).split(batch):
-        assert torch.equal(change(x[rows], draws().pick(rows)), whole[rows])
+        assert torch.equal(change(x[rows], draws().select(rows)), whole[rows])
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_batches_and_their_order_do_not_matter(
     [
         ({"kind": "crop-flop"}, r"kind = 'crop-flop': must be one of none.*mean crop-flip\?"),
         ({"cutout": -1}, "cutout = -1: must be at least 0"),
-        ({"cutout": 1.5}, "cutout = 1.5: must be whole number, at least 0"),
+        ({"cutout": 1.5}, "cutout = 1.5: must be a whole number, at least 0"),
         ({"randaugment": -2}, "randaugment = -2: must be at least 0"),
         ({"magnitude": 31}, "magnitude = 31: must be at least 0 and at most 30"),
     ],
@@ -202,9 +204,9 @@ def test_the_native_crops_are_torchs(
     kind: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.randint(0, 256, shape, dtype=torch.uint8)
-    draws, augmentation = Draws(5, torch.arange(len(x))), Augmentation(kind=kind)
-    found = augmentation(x, draws)
+    draws, augmentation = Streams(5, torch.arange(len(x))), Augmentation(kind=kind)
+    augmented = augmentation(x, draws)
     none = torch.zeros(len(x), dtype=torch.int64)
     assert crop(x, none, none, none, 4) is not None
-    monkeypatch.setattr("dat.native._library", lambda: None)
-    assert torch.equal(found, augmentation(x, draws))
+    monkeypatch.setattr("dat.kernels.native._library", lambda: None)
+    assert torch.equal(augmented, augmentation(x, draws))

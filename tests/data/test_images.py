@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dat.data import ImageData
+from dat.data import ImageData, class_balanced_subset, load
 
 CPU = torch.device("cpu")
 
@@ -95,7 +95,7 @@ def test_rounding_errors_are_clipped_away(value: float, dtype: torch.dtype) -> N
 def test_pixels_out_of_range_are_refused(value: float, shown: str) -> None:
     with pytest.raises(ValueError, match=f"image 1 has pixels {shown}: must be in") as error:
         ImageData.of(with_pixel(value), labels())
-    assert "(wrong in all: 1)" in str(error.value)
+    assert "(1 invalid in total)" in str(error.value)
     assert "leave normalisation to the model" in str(error.value)
 
 
@@ -106,15 +106,15 @@ def test_pixels_out_of_range_are_refused(value: float, shown: str) -> None:
         (images(3, 1, 1, 2, 2), labels(), r"images have shape \(3, 1, 1, 2, 2\)"),
         (torch.tensor(0.5), labels(), r"images have shape \(\)"),
         (torch.zeros(0, 1, 2, 2), labels(0), r"images have shape \(0, 1, 2, 2\)"),
-        (images(), labels(2), r"labels have shape \(2,\): must be one for each of the 3 images"),
+        (images(), labels(2), r"labels have shape \(2,\): must be one per image, \(3,\)"),
         (images(), torch.eye(3).long(), r"labels have shape \(3, 3\)"),
-        (images(), labels().float(), "labels are torch.float32: must be whole numbers"),
+        (images(), labels().float(), "labels are torch.float32: must be integers"),
         (images(), labels().bool(), "labels are torch.bool"),
         (images(), labels().to(torch.complex64), "labels are torch.complex64"),
         (
             images(),
             torch.tensor([0, -1, -2]),
-            "label -1 of image 1: .* from 0 to 0 .wrong in all: 2",
+            "label -1 of image 1: .* from 0 to 0 .2 invalid in total",
         ),
         (images().int(), labels(), "images are torch.int32: must be uint8, or floats in"),
         (images().bool(), labels(), "images are torch.bool: must be uint8"),
@@ -128,20 +128,33 @@ def test_wrong_arrays_are_refused(x: Tensor, y: Tensor, message: str) -> None:
 
 def test_labels_beyond_the_classes_are_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"label 2 of image 2: must be from 0 to 1 \(wrong in all: 1"
+        ValueError, match=r"label 2 of image 2: must be from 0 to 1 \(1 invalid in total"
     ):
         ImageData.of(images(), labels(), classes=2)
 
 
 def test_take_copies_some_of_the_images() -> None:
     data = ImageData.of(torch.arange(3, dtype=torch.uint8).reshape(3, 1, 1, 1), labels(), classes=7)
-    some = data.take(torch.tensor([2, 0]))
-    assert some.tensor().flatten().tolist() == some.labels.tolist() == [2, 0]
-    assert some.classes == 7
-    some.tensor().zero_()
+    subset = data.take(torch.tensor([2, 0]))
+    assert subset.tensor().flatten().tolist() == subset.labels.tolist() == [2, 0]
+    assert subset.classes == 7
+    subset.tensor().zero_()
     assert data.tensor().flatten().tolist() == [0, 1, 2]
 
 
 def test_images_without_pixels_are_refused() -> None:
     with pytest.raises(ValueError, match="images have shape"):
         ImageData.of(torch.zeros(3, 1, 0, 0), labels())
+
+
+@pytest.mark.parametrize("order", ["sorted", "in turn", "as it is"])
+def test_some_images_are_of_all_classes_alike(order: str) -> None:
+    data = load("digits").test
+    if order != "as it is":
+        data = data.take(data.labels.argsort(stable=True))
+    if order == "in turn":
+        own = [(data.labels == label).nonzero().squeeze(1)[:20] for label in range(10)]
+        data = data.take(torch.stack(own).T.flatten())
+    some = class_balanced_subset(data, 50)
+    assert some.counts().tolist() == [5] * 10
+    assert class_balanced_subset(data, None) is data is class_balanced_subset(data, len(data) + 1)

@@ -9,25 +9,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.data import pictures as made
 
-from dat.data import Dealing, ImageData, Mix, Reading, Supply, load, supply
+from dat.data import Batches, ImageData, Mix, PartitionPlan, ReadOptions, load, make_batches
 from dat.data.loader import Loader
 from dat.data.pictures import Pictures
+from tests.data import pictures as made
 
 CPU = torch.device("cpu")
 
 
 def pictures(root: Path) -> ImageData:
     made.folder(root, each=8, sizes=((40, 30), (30, 40)))
-    train = load(str(root), Reading(size=16, memory=0)).train
+    train = load(str(root), ReadOptions(size=16, memory=0)).train
     assert isinstance(train, ImageData) and isinstance(train.images, Pictures)
     return train
 
 
-def drawing(data: ImageData, loaders: int, *, crops: bool = True) -> Supply:
-    dealing = Dealing(batch=6, workers=1, place=0, seed=5, loaders=loaders, random_crops=crops)
-    return supply(data, None, Mix(), dealing)
+def drawing(data: ImageData, loaders: int, *, crops: bool = True) -> Batches:
+    dealing = PartitionPlan(
+        batch=6, workers=1, place=0, seed=5, loaders=loaders, random_crops=crops
+    )
+    return make_batches(data, None, Mix(), dealing)
 
 
 def same(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, ...]) -> bool:
@@ -37,19 +39,19 @@ def same(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, ...]) -> b
 def test_the_stream_is_the_same_for_any_number_of_processes(tmp_path: Path) -> None:
     data = pictures(tmp_path)
     alone = drawing(data, 0)
-    turns = [(epoch, step) for epoch in range(2) for step in range(alone.steps)]
-    expected = [alone.draw(*turn, CPU) for turn in turns]
+    steps = [(epoch, step) for epoch in range(2) for step in range(alone.steps)]
+    expected = [alone.draw(*at, CPU) for at in steps]
     assert not torch.equal(expected[0].x, expected[4].x)
     for loaders in (1, 2, 4):
         made_by = drawing(data, loaders)
         assert all(
-            same(made_by.draw(*turn, CPU), it) for turn, it in zip(turns, expected, strict=True)
+            same(made_by.draw(*at, CPU), batch) for at, batch in zip(steps, expected, strict=True)
         )
         made_by.close()
     for first in (3, 6):  # a resumed run begins anywhere
         resumed = drawing(data, 2)
-        for turn, it in zip(turns[first:], expected[first:], strict=True):
-            assert same(resumed.draw(*turn, CPU), it)
+        for at, batch in zip(steps[first:], expected[first:], strict=True):
+            assert same(resumed.draw(*at, CPU), batch)
         resumed.close()
 
 
@@ -57,10 +59,10 @@ def test_a_batch_may_be_asked_for_again(tmp_path: Path) -> None:
     """Free AT replays a batch; no process is started anew for that."""
     drawn = drawing(pictures(tmp_path), 1)
     first = drawn.draw(0, 0, CPU)
-    coming = drawn._loader[0]._coming
+    stream = drawn._loader[0]._stream
     assert same(drawn.draw(0, 0, CPU), first)
     drawn.draw(0, 1, CPU)
-    assert drawn._loader[0]._coming is coming
+    assert drawn._loader[0]._stream is stream
     drawn.close()
 
 
@@ -115,10 +117,10 @@ import os, signal, sys, time
 from pathlib import Path
 import torch
 sys.path.insert(0, sys.argv[2])
-from tests.data.test_loader import drawing, load, Reading
+from tests.data.test_loader import drawing, load, ReadOptions
 
 if __name__ == "__main__":
-    data = load(sys.argv[1], Reading(size=16, memory=0)).train
+    data = load(sys.argv[1], ReadOptions(size=16, memory=0)).train
     drawn = drawing(data, 2)
     drawn.draw(0, 0, torch.device("cpu"))
     print("ready", flush=True)
@@ -144,12 +146,12 @@ def test_a_killed_worker_leaves_no_loader_behind(tmp_path: Path) -> None:
 
 def session(number: int) -> list[int]:
     """The processes of a session."""
-    found = []
+    processes = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rsplit(")", 1)[1].split()
         except OSError:
             continue
         if int(fields[3]) == number and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+            processes.append(int(stat.parent.name))
+    return processes

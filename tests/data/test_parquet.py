@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from tests.data import pictures as made
 
-from dat.data import ImageData, Reading, load
+from dat.data import ImageData, ReadOptions, load
 from dat.data.pictures import Pictures
+from tests.data import pictures as made
 
 
 def png(seed: int) -> bytes:
@@ -29,7 +29,11 @@ def write(
 ) -> None:
     """One row a picture, labels 0, 1, 2 in turn; the notes that the library `datasets` leaves."""
     raw = [png(first + row) for row in range(count)]
-    images = raw if plain else [{"bytes": it, "path": f"{row}.png"} for row, it in enumerate(raw)]
+    images = (
+        raw
+        if plain
+        else [{"bytes": picture, "path": f"{row}.png"} for row, picture in enumerate(raw)]
+    )
     table = pa.table({"image": images, "label": [row % 3 for row in range(count)]})
     notes = {"info": {"features": {"label": {"names": ["ant", "bee", "cow"]}}}}
     if names:
@@ -49,7 +53,7 @@ def test_a_folder_of_the_hub_is_read(tmp_path: Path) -> None:
     for row in range(9):
         expected = torch.from_numpy(made.pixels(row, 12, 12)).permute(2, 0, 1)
         assert torch.equal(train.images[row], expected)
-    later = load(str(tmp_path), Reading(memory=0)).train
+    later = load(str(tmp_path), ReadOptions(memory=0)).train
     assert isinstance(later, ImageData) and isinstance(later.images, Pictures)
     again = pickle.loads(pickle.dumps(later.images))  # as a loader's process gets it
     assert torch.equal(again[torch.arange(9)], train.images)
@@ -73,9 +77,9 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     file.write_bytes(b"PAR1 no")
     assert "not a Parquet file" in refused()
     pq.write_table(pa.table({"text": ["a"], "label": [0]}), file)
-    assert "has the columns text, label: needed are pictures" in refused()
+    assert "has the columns text, label: needs pictures" in refused()
     pq.write_table(pa.table({"image": [png(0)], "label": ["ant"]}), file)
-    assert "label must be whole numbers" in refused()
+    assert "label must be integers" in refused()
     pq.write_table(pa.table({"image": [png(0), b"junk"] * 5, "label": [0, 1] * 5}), file)
     assert "row 1 of image: cannot be read" in refused()
     (tmp_path / "b").mkdir()
@@ -89,5 +93,5 @@ def test_broken_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file = tmp_path / "a.parquet"
     rows = [png(0), b"junk"] + [png(row) for row in range(2, 20)]
     pq.write_table(pa.table({"image": rows, "label": [0, 1] * 10}), file)
-    splits = load(str(file), Reading(corrupt="skip"))
+    splits = load(str(file), ReadOptions(corrupt="skip"))
     assert len(splits.train) + len(splits.test) == 19

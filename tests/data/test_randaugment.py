@@ -15,9 +15,9 @@ from scipy import stats
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
+from dat.core.rng import Streams, generator
 from dat.data import randaugment
 from dat.data.randaugment import OPERATIONS, STRONGEST, rand_augment
-from dat.rng import Draws, generator
 
 Judge = Callable[[Image.Image, int, float], Image.Image]
 """From a picture, a sign and a strength in [0, 1] to what Pillow makes of it."""
@@ -91,12 +91,12 @@ def samples(channels: int, height: int, width: int) -> Tensor:
     """Noise, noise of few levels, one colour alone, and photographs."""
     size = (channels, height, width)
     flat = torch.full((1, *size), 77, dtype=torch.uint8)
-    few = noise(3, *size, low=100, high=120)
-    return torch.cat((noise(4, *size), few, flat, photographs(6, *size)))
+    low_contrast = noise(3, *size, low=100, high=120)
+    return torch.cat((noise(4, *size), low_contrast, flat, photographs(6, *size)))
 
 
-def streams(n: int, *, key: int = 1) -> Draws:
-    return Draws(key, torch.arange(n) * 5)
+def streams(n: int, *, key: int = 1) -> Streams:
+    return Streams(key, torch.arange(n) * 5)
 
 
 def test_each_operation_has_its_judge() -> None:
@@ -111,10 +111,10 @@ def test_each_operation_is_pillows(name: str, size: tuple[int, int], channels: i
     for magnitude in (0, 3, 9, 17, 30):
         for coin, sign in enumerate((-1, 1)):
             s = magnitude / STRONGEST
-            found = OPERATIONS[name](x, torch.full((len(x),), coin), s)
+            changed = OPERATIONS[name](x, torch.full((len(x),), coin), s)
             expected = torch.stack([to_image(PILLOW[name](to_picture(i), sign, s)) for i in x])
-            assert found.dtype == torch.uint8
-            off = (found.int() - expected.int()).abs().max()
+            assert changed.dtype == torch.uint8
+            off = (changed.int() - expected.int()).abs().max()
             assert off <= (1 if FUSED and name in ENHANCED else 0)
 
 
@@ -122,8 +122,8 @@ def test_autocontrast_is_pillows_for_every_darkest_and_brightest_pixel() -> None
     for low in range(0, 256, 5):
         for high in range(low, 256, 3):
             ramp = torch.arange(low, high + 1, dtype=torch.uint8).view(1, 1, 1, -1)
-            found = OPERATIONS["autocontrast"](ramp, torch.zeros(1, dtype=torch.long), 1.0)[0]
-            assert torch.equal(found, to_image(ImageOps.autocontrast(to_picture(ramp[0]))))
+            changed = OPERATIONS["autocontrast"](ramp, torch.zeros(1, dtype=torch.long), 1.0)[0]
+            assert torch.equal(changed, to_image(ImageOps.autocontrast(to_picture(ramp[0]))))
 
 
 def test_at_magnitude_0_only_the_two_without_a_strength_do_anything() -> None:
@@ -141,14 +141,14 @@ def test_a_grey_image_has_no_colour_to_change() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_operations_of_a_sample_follow_each_other(channels: int) -> None:
     x, draws = noise(60, channels, 9, 8), streams(60)
-    found = rand_augment(x, draws, operations=3, magnitude=12)
+    augmented = rand_augment(x, draws, operations=3, magnitude=12)
     for i, image in enumerate(x):
         alone = image[None]
         for number in range(3):
-            luck = draws.fork("randaugment", number).uniform(torch.Size((60, 2)))[i]
-            operation = list(OPERATIONS.values())[int(luck[0] * 14)]
-            alone = operation(alone, (luck[1:] >= 0.5).long(), 12 / 30)
-        assert torch.equal(found[i], alone[0])
+            uniform = draws.fork("randaugment", number).uniform(torch.Size((60, 2)))[i]
+            operation = list(OPERATIONS.values())[int(uniform[0] * 14)]
+            alone = operation(alone, (uniform[1:] >= 0.5).long(), 12 / 30)
+        assert torch.equal(augmented[i], alone[0])
 
 
 def test_operations_and_signs_are_chosen_uniformly_and_independently(
@@ -159,8 +159,8 @@ def test_operations_and_signs_are_chosen_uniformly_and_independently(
         stubs = {name: change(number) for number, name in enumerate(OPERATIONS)}
         monkeypatch.setattr(randaugment, "OPERATIONS", stubs)
         x = torch.zeros(100 * count, 1, 1, 1, dtype=torch.uint8)
-        found = rand_augment(x, streams(len(x)), operations=operations, magnitude=9)
-        seen = torch.bincount(found.flatten().long(), minlength=count)
+        augmented = rand_augment(x, streams(len(x)), operations=operations, magnitude=9)
+        seen = torch.bincount(augmented.flatten().long(), minlength=count)
         assert len(seen) == count
         return float(stats.chisquare(seen.numpy()).pvalue)
 
@@ -171,16 +171,16 @@ def test_operations_and_signs_are_chosen_uniformly_and_independently(
     )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 2**62), st.lists(st.integers(0, 19), min_size=1, max_size=30))
 def test_a_sample_is_changed_alike_in_any_batch(key: int, rows: list[int]) -> None:
-    x, draws, some = noise(20, 3, 8, 8), streams(20, key=key), torch.tensor(rows)
+    x, draws, subset = noise(20, 3, 8, 8), streams(20, key=key), torch.tensor(rows)
     whole = rand_augment(x, draws, operations=2, magnitude=15)
-    part = rand_augment(x[some], draws.pick(some), operations=2, magnitude=15)
-    assert torch.equal(part, whole[some])
+    part = rand_augment(x[subset], draws.select(subset), operations=2, magnitude=15)
+    assert torch.equal(part, whole[subset])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.tuples(*[st.integers(1, 9)] * 3),
     st.sampled_from([1, 3]),
@@ -196,25 +196,25 @@ def test_shape_type_and_range_stay(
     if dtype != torch.uint8:
         x /= 255
     before, state = x.clone(), torch.get_rng_state()
-    found = rand_augment(x, streams(n), operations=operations, magnitude=magnitude)
-    assert found.shape == x.shape and found.dtype == dtype
-    assert found.min() >= 0 and found.max() <= (255 if dtype == torch.uint8 else 1)
+    augmented = rand_augment(x, streams(n), operations=operations, magnitude=magnitude)
+    assert augmented.shape == x.shape and augmented.dtype == dtype
+    assert augmented.min() >= 0 and augmented.max() <= (255 if dtype == torch.uint8 else 1)
     assert torch.equal(x, before) and torch.equal(torch.get_rng_state(), state)
 
 
 def test_bytes_and_their_floats_give_the_same() -> None:
     x = noise(80, 3, 8, 8)
     expected = rand_augment(x, streams(80), operations=2, magnitude=9).float().div(255)
-    found = rand_augment(x.float().div(255), streams(80), operations=2, magnitude=9)
-    assert torch.equal(found, expected)
+    augmented = rand_augment(x.float().div(255), streams(80), operations=2, magnitude=9)
+    assert torch.equal(augmented, expected)
 
 
 def test_other_floats_are_rounded_to_the_nearest_level() -> None:
     x = torch.rand(80, 1, 8, 8, generator=generator(0, "floats"))
     levels = torch.from_numpy(np.rint(x.double().numpy() * 255).astype(np.uint8))
-    found = rand_augment(x, streams(80), operations=1, magnitude=9)
+    augmented = rand_augment(x, streams(80), operations=1, magnitude=9)
     expected = rand_augment(levels, streams(80), operations=1, magnitude=9)
-    assert torch.equal(found, expected.float().div(255))
+    assert torch.equal(augmented, expected.float().div(255))
 
 
 def test_two_channels_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Parts on disk: divided as asked, whole, verified, and each opened by itself."""
+"""Partitions on disk: divided as asked, whole, verified, and each opened by itself."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.data import pictures as made
 
-from dat.data import ImageData, Parts, Reading, load
+from dat.data import ImageData, Partitions, ReadOptions, load
 from dat.data.pictures import Pictures
-from dat.data.shards import MANIFEST, Origin, divide, open_shards, read_manifest, write_shards
+from dat.data.sharding import MANIFEST, Origin, divide, open_shards, read_manifest, write_shards
+from tests.data import pictures as made
 
 OPENED: list[str] | None = None
 
@@ -35,7 +35,7 @@ def origin(count: int = 60, classes: int = 4) -> Origin:
     return Origin("mine", data, data.take(torch.arange(12)), (0.5,) * 3, (0.2,) * 3)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     count=st.integers(8, 90),
     classes=st.integers(1, 6),
@@ -71,17 +71,17 @@ def test_a_part_holds_what_its_manifest_says(tmp_path: Path) -> None:
     whole = origin()
     folders = write_shards(whole, tmp_path / "out", parts=3, by="dirichlet", alpha=1.0, seed=1)
     rows = divide(whole.train.labels, 3, by="dirichlet", alpha=1.0, seed=1)
-    found = open_shards(tmp_path / "out", Reading())
-    assert found.train.sizes == tuple(map(len, rows)) and found.mean == whole.mean
+    sharded = open_shards(tmp_path / "out", ReadOptions())
+    assert sharded.train.sizes == tuple(map(len, rows)) and sharded.mean == whole.mean
     for part, folder in enumerate(folders):
         manifest = read_manifest(folder)
-        data = found.train.open(part)
+        data = sharded.train.open(part)
         expected = whole.train.take(rows[part])
         assert torch.equal(data.tensor(), expected.tensor())
         assert torch.equal(data.labels, expected.labels)
         assert manifest["counts"] == expected.counts().tolist()
         assert (manifest["part"], manifest["images"]) == (part, len(expected))
-    assert torch.equal(found.test.tensor(), whole.test.tensor())
+    assert torch.equal(sharded.test.tensor(), whole.test.tensor())
 
 
 def test_a_worker_opens_its_own_part_and_nothing_else(tmp_path: Path) -> None:
@@ -90,12 +90,12 @@ def test_a_worker_opens_its_own_part_and_nothing_else(tmp_path: Path) -> None:
     OPENED = []
     try:
         splits = load(str(tmp_path / "out"))
-        assert isinstance(splits.training, Parts)
+        assert isinstance(splits.training, Partitions)
         splits.training.split_holdout(0.1, 0)[0].open(1)
-        seen = {Path(it).parent.name for it in OPENED if it.endswith(".npy")}
+        folders = {Path(file).parent.name for file in OPENED if file.endswith(".npy")}
     finally:
         OPENED = None
-    assert seen == {"part-2-of-3", "test"}
+    assert folders == {"part-2-of-3", "test"}
 
 
 def test_the_parts_of_others_need_not_be_here(tmp_path: Path) -> None:
@@ -105,32 +105,34 @@ def test_the_parts_of_others_need_not_be_here(tmp_path: Path) -> None:
     for other in (1, 3):
         shutil.rmtree(tmp_path / "out" / f"part-{other}-of-3")
     splits = load(str(tmp_path / "out"))
-    assert isinstance(splits.training, Parts) and splits.training.sizes == (20, 20, 20)
+    assert isinstance(splits.training, Partitions) and splits.training.sizes == (20, 20, 20)
     assert len(splits.training.open(1)) == 20
-    with pytest.raises(ValueError, match="part 1 of 3 is not here"):
+    with pytest.raises(ValueError, match="part 1 of 3 is missing or unreadable"):
         splits.training.open(0)
-    with pytest.raises(ValueError, match="is a part itself; give the folder that it is in"):
+    with pytest.raises(ValueError, match="is a single partition; use the folder that contains it"):
         load(str(tmp_path / "out" / "part-2-of-3"))
     shutil.rmtree(tmp_path / "out" / "test")
-    with pytest.raises(ValueError, match="no test set in it; copy the folder test to every node"):
+    with pytest.raises(
+        ValueError, match="contains no test set; copy the folder test to every node"
+    ):
         load(str(tmp_path / "out"))
 
 
 def test_damage_is_seen(tmp_path: Path) -> None:
     (folder, *_) = write_shards(origin(), tmp_path / "out", parts=2)
     parts = load(str(tmp_path / "out")).training
-    assert isinstance(parts, Parts)
+    assert isinstance(parts, Partitions)
     file = folder / "images.npy"
     raw = bytearray(file.read_bytes())
     raw[-1] ^= 1
     file.write_bytes(raw)
-    with pytest.raises(ValueError, match=r"images\.npy: is not what was written"):
+    with pytest.raises(ValueError, match=r"images\.npy: has changed since it was written"):
         parts.open(0)
     file.unlink()
     with pytest.raises(ValueError, match=r"images\.npy: missing"):
         parts.open(0)
     (folder / MANIFEST).write_text("{}")
-    with pytest.raises(ValueError, match=r"manifest\.json: not the manifest of a part"):
+    with pytest.raises(ValueError, match=r"manifest\.json: not the manifest of a partition"):
         read_manifest(folder)
 
 
@@ -139,7 +141,7 @@ def test_parts_of_different_sets_are_not_mixed(tmp_path: Path) -> None:
     second = write_shards(origin(40), tmp_path / "b", parts=2)
     first[1].rename(tmp_path / "gone")
     second[1].rename(first[1])
-    with pytest.raises(ValueError, match="belongs to another set than the parts beside it"):
+    with pytest.raises(ValueError, match="belongs to another dataset than the other partitions"):
         load(str(tmp_path / "a"))
 
 
@@ -153,18 +155,18 @@ def test_a_lying_manifest_is_refused(tmp_path: Path) -> None:
     ]
     for lie in lies:
         (first / MANIFEST).write_text(json.dumps(true | lie))
-        with pytest.raises(ValueError, match="not the manifest of a part"):
+        with pytest.raises(ValueError, match="not the manifest of a partition"):
             read_manifest(first)
     for key in true:
         (first / MANIFEST).write_text(json.dumps({k: v for k, v in true.items() if k != key}))
-        with pytest.raises(ValueError, match="not the manifest of a part"):
+        with pytest.raises(ValueError, match="not the manifest of a partition"):
             read_manifest(first)
     parts = load(str(tmp_path / "out")).training  # the other part still serves
-    assert isinstance(parts, Parts) and len(parts.open(1)) == 30
-    with pytest.raises(ValueError, match="part 1 of 2 is not here, or cannot be read"):
+    assert isinstance(parts, Partitions) and len(parts.open(1)) == 30
+    with pytest.raises(ValueError, match="part 1 of 2 is missing or unreadable"):
         parts.open(0)
     (second / MANIFEST).write_text("{}")
-    with pytest.raises(ValueError, match="none of its parts has a manifest that can be read"):
+    with pytest.raises(ValueError, match="no partition has a readable manifest"):
         load(str(tmp_path / "out"))
 
 
@@ -177,19 +179,19 @@ def test_parts_of_another_seed_and_a_foreign_test_set_are_noticed(tmp_path: Path
     for name, other in (("part-2-of-2", "a"), ("test", "c")):
         shutil.rmtree(tmp_path / other / name)
         shutil.copytree(tmp_path / "b" / name, tmp_path / other / name)
-        with pytest.raises(ValueError, match=f"{name} belongs to another set"):
+        with pytest.raises(ValueError, match=f"{name} belongs to another dataset"):
             load(str(tmp_path / other))
 
 
 def test_what_was_settled_by_dividing_is_not_changed(tmp_path: Path) -> None:
     write_shards(origin(), tmp_path / "out", parts=2)
     for reading, message in (
-        (Reading(corrupt="skip"), "the sizes of parts are fixed"),
-        (Reading(size=9), "the parts were made for 5 x 5"),
+        (ReadOptions(corrupt="skip"), "the sizes of partitions are fixed"),
+        (ReadOptions(size=9), "the partitions were written for 5 x 5"),
     ):
         with pytest.raises(ValueError, match=message):
             load(str(tmp_path / "out"), reading)
-    load(str(tmp_path / "out"), Reading(size=5))
+    load(str(tmp_path / "out"), ReadOptions(size=5))
 
 
 def test_unlabelled_images_beside_parts_are_of_one_kind(tmp_path: Path) -> None:
@@ -198,8 +200,8 @@ def test_unlabelled_images_beside_parts_are_of_one_kind(tmp_path: Path) -> None:
     write_shards(origin(), tmp_path / "out", parts=2)
     np.save(tmp_path / "u.npy", np.random.default_rng(0).random((7, 3, 5, 5), np.float32))
     parts = load(str(tmp_path / "out")).training
-    found = load_unlabelled(str(tmp_path / "u.npy"), parts)
-    assert found.images.dtype == torch.uint8
+    unlabelled = load_unlabelled(str(tmp_path / "u.npy"), parts)
+    assert unlabelled.images.dtype == torch.uint8
 
 
 def test_linked_pictures_are_followed(tmp_path: Path) -> None:
@@ -208,7 +210,7 @@ def test_linked_pictures_are_followed(tmp_path: Path) -> None:
         link = tmp_path / "set" / file.relative_to(tmp_path / "real")
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(file)
-    splits = load(str(tmp_path / "set"), Reading(memory=0))
+    splits = load(str(tmp_path / "set"), ReadOptions(memory=0))
     whole = Origin("set", splits.train, splits.test, splits.mean, splits.std)
     folders = write_shards(whole, tmp_path / "out", parts=2)
     kept = [file for folder in folders for file in folder.rglob("*.jpeg")]
@@ -216,10 +218,10 @@ def test_linked_pictures_are_followed(tmp_path: Path) -> None:
 
 
 def test_pictures_of_a_part_are_verified(tmp_path: Path) -> None:
-    from dat.data.shards import check_arrays
+    from dat.data.sharding import check_arrays
 
     made.folder(tmp_path / "set")
-    splits = load(str(tmp_path / "set"), Reading(memory=0))
+    splits = load(str(tmp_path / "set"), ReadOptions(memory=0))
     whole = Origin("set", splits.train, splits.test, splits.mean, splits.std)
     folder, _ = write_shards(whole, tmp_path / "out", parts=2)
     manifest = read_manifest(folder)
@@ -228,24 +230,24 @@ def test_pictures_of_a_part_are_verified(tmp_path: Path) -> None:
     raw = one.read_bytes()
     one.unlink()
     one.write_bytes(raw[:-9])
-    with pytest.raises(ValueError, match="pictures: is not what was written"):
+    with pytest.raises(ValueError, match="pictures: has changed since it was written"):
         check_arrays(folder, manifest, always=True)
 
 
 def test_pictures_stay_files(tmp_path: Path) -> None:
     made.folder(tmp_path / "set", sizes=((40, 30), (30, 50)))
-    splits = load(str(tmp_path / "set"), Reading(size=16, memory=0))
+    splits = load(str(tmp_path / "set"), ReadOptions(size=16, memory=0))
     assert isinstance(splits.train, ImageData)
     whole = Origin("set", splits.train, splits.test, splits.mean, splits.std)
     write_shards(whole, tmp_path / "out", parts=2, by="class")
-    found = load(str(tmp_path / "out"), Reading(size=16, memory=0))
-    assert isinstance(found.training, Parts) and (found.mean, found.std) == (
+    sharded = load(str(tmp_path / "out"), ReadOptions(size=16, memory=0))
+    assert isinstance(sharded.training, Partitions) and (sharded.mean, sharded.std) == (
         splits.mean,
         splits.std,
     )
     rows = divide(splits.train.labels, 2, by="class", alpha=1, seed=0)
     for part in range(2):
-        data = found.training.open(part)
+        data = sharded.training.open(part)
         assert isinstance(data.images, Pictures) and data.names == splits.train.names
         order = rows[part][splits.train.labels[rows[part]].argsort(stable=True)]
         assert torch.equal(data.labels, splits.train.labels[order])
@@ -255,7 +257,7 @@ def test_pictures_stay_files(tmp_path: Path) -> None:
 def test_what_is_there_is_not_overwritten_and_nothing_half_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dat.data import shards
+    from dat.data import sharding as shards
 
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("keep")
@@ -269,10 +271,10 @@ def test_what_is_there_is_not_overwritten_and_nothing_half_is_left(
             raise OSError(28, "No space left on device")
         path.write_bytes(data)
 
-    monkeypatch.setattr(shards, "write_whole", full)
+    monkeypatch.setattr(shards, "atomic_write", full)
     with pytest.raises(ValueError, match=r"cannot be written \(No space left on device\)"):
         write_shards(origin(), tmp_path / "new", parts=2)
-    assert sorted(it.name for it in tmp_path.iterdir()) == ["out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
 @pytest.mark.parametrize(
@@ -289,4 +291,4 @@ def test_impossible_divisions_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         write_shards(origin(), tmp_path / "out", **{"parts": 2} | options)  # type: ignore[arg-type]
-    assert json.dumps([it.name for it in tmp_path.iterdir()]) == "[]"
+    assert json.dumps([path.name for path in tmp_path.iterdir()]) == "[]"

@@ -148,17 +148,20 @@ def test_labels_of_large_unsigned_types_are_read(dtype: type, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y_test": None}, "my.npz: holds no y_test; needed are x_train, y_train, x_test, y_test"),
-        ({"x_train": None, "y_train": None}, "holds no x_train, y_train; needed are"),
+        (
+            {"y_test": None},
+            "my.npz: missing: y_test; must contain x_train, y_train, x_test, y_test",
+        ),
+        ({"x_train": None, "y_train": None}, "missing: x_train, y_train; must contain"),
         (
             {"y_train": np.array(list("abcabc"))},
-            "my.npz: y_train is <U1: labels must be whole numbers",
+            "my.npz: y_train is <U1: labels must be integers",
         ),
-        ({"y_train": np.zeros(5, int)}, r"labels have shape \(5,\): must be one for each of the 6"),
-        ({"y_train": np.zeros(6)}, "y_train is float64: labels must be whole numbers"),
+        ({"y_train": np.zeros(5, int)}, r"labels have shape \(5,\): must be one per image, \(6,\)"),
+        ({"y_train": np.zeros(6)}, "y_train is float64: labels must be integers"),
         ({"y_train": np.full(6, -1)}, "label -1 of image 0"),
         ({"x_train": np.full((6, 3, 4, 5), 2.0)}, "image 0 has pixels from 2 to 2"),
-        ({"x_test": np.zeros((2, 3, 4, 4), np.uint8)}, "must be of one shape"),
+        ({"x_test": np.zeros((2, 3, 4, 4), np.uint8)}, "must have the same shape"),
     ],
 )
 def test_wrong_arrays_are_refused(changes: Arrays, message: str, tmp_path: Path) -> None:
@@ -310,13 +313,13 @@ def test_a_function_may_return_its_own_statistics(user_module: str) -> None:
             "mydata:pairs",
             "data.name = 'mydata:pairs': mydata has no function or class 'pairs'",
         ),
-        ("mydata:", "data.name = 'mydata:': your own is written package.module:name"),
+        ("mydata:", "data.name = 'mydata:': write your own as package.module:name"),
         ("mydata:junk", r"data.name = 'mydata:junk': must return \(train, test\)"),
         (":pair", "package.module:name"),
         ("digit", "data.name = 'digit': unknown: did you mean digits?"),
         (
             "zzz",
-            "unknown: known are cifar10, .* .or an .npz file, a folder of pictures, or package",
+            "unknown: choose from cifar10, .* .or an .npz file, a folder of pictures, or package",
         ),
         ("nowhere/my.npz", "data.name = nowhere/my.npz: no such file"),
         (".npz", "no such file"),

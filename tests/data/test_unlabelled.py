@@ -40,14 +40,14 @@ def test_a_file_of_arrays(tmp_path: Path, name: str) -> None:
     images = np.random.default_rng(0).integers(0, 255, (7, 4, 5, 3), dtype=np.uint8)
     path = tmp_path / name
     np.save(path, images) if name.endswith("npy") else np.savez(path, x=images)
-    found = load_unlabelled(str(path), BYTES)
-    assert torch.equal(found.tensor(), torch.from_numpy(images).permute(0, 3, 1, 2))
+    unlabelled = load_unlabelled(str(path), BYTES)
+    assert torch.equal(unlabelled.tensor(), torch.from_numpy(images).permute(0, 3, 1, 2))
 
 
 def test_a_set_whose_labels_are_ignored() -> None:
     digits = load("digits").train
-    found = load_unlabelled("digits", digits)
-    assert torch.equal(found.tensor(), digits.tensor()) and not found.has_labels
+    unlabelled = load_unlabelled("digits", digits)
+    assert torch.equal(unlabelled.tensor(), digits.tensor()) and not unlabelled.has_labels
 
 
 def test_bad_sources_are_refused(tmp_path: Path) -> None:
@@ -56,10 +56,10 @@ def test_bad_sources_are_refused(tmp_path: Path) -> None:
             load_unlabelled(name, GREY)
         return str(error.value)
 
-    assert "no pictures in it" in refused(str(tmp_path))
+    assert "contains no pictures" in refused(str(tmp_path))
     assert "no such file" in refused(str(tmp_path / "x.npz"))
     np.savez(tmp_path / "y.npz", y=np.zeros(3))
-    assert "holds none of x, images" in refused(str(tmp_path / "y.npz"))
+    assert "contains none of x, images" in refused(str(tmp_path / "y.npz"))
     (tmp_path / "z.npy").write_bytes(pickle.dumps({"x": 1}))
     assert "not an array of images" in refused(str(tmp_path / "z.npy"))
     np.save(tmp_path / "o.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
@@ -80,23 +80,23 @@ def test_bad_sources_are_refused(tmp_path: Path) -> None:
 def test_pseudo_labels_come_back_from_their_file(tmp_path: Path) -> None:
     made = PseudoLabels(torch.tensor([1, 0]), torch.tensor([0.9, 0.4]))
     made.save(tmp_path / "p.npz", GREY)
-    found = PseudoLabels.read(tmp_path / "p.npz", GREY.without_labels())
-    assert torch.equal(found.labels, made.labels)
-    assert torch.equal(found.confidences, made.confidences)
-    assert found.applied(GREY.without_labels()).labels.tolist() == [1, 0]
-    assert found.applied(GREY.without_labels(), 0.5).labels.tolist() == [1]
-    with pytest.raises(ValueError, match=r"data.confidence = 0.95: leaves no image; .* 0.9"):
-        found.applied(GREY, 0.95)
+    pseudo = PseudoLabels.read(tmp_path / "p.npz", GREY.without_labels())
+    assert torch.equal(pseudo.labels, made.labels)
+    assert torch.equal(pseudo.confidences, made.confidences)
+    assert pseudo.applied(GREY.without_labels()).labels.tolist() == [1, 0]
+    assert pseudo.applied(GREY.without_labels(), 0.5).labels.tolist() == [1]
+    with pytest.raises(ValueError, match=r"data.confidence = 0.95: leaves no images; .* 0.9"):
+        pseudo.applied(GREY, 0.95)
 
 
 def test_a_file_about_other_images_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "p.npz"
     PseudoLabels(torch.tensor([1, 0]), torch.tensor([0.9, 0.4])).save(path, GREY)
     other = ImageData.of(torch.ones(2, 1, 4, 5), torch.tensor([0, 2]))
-    with pytest.raises(ValueError, match="labels other images; make it anew"):
+    with pytest.raises(ValueError, match="is for other images; create it again"):
         PseudoLabels.read(path, other)
-    with pytest.raises(ValueError, match="no such file; make it with dat label"):
+    with pytest.raises(ValueError, match="no such file; create it with dat label"):
         PseudoLabels.read(tmp_path / "nothing.npz", GREY)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match="not a file of dat label"):
+    with pytest.raises(ValueError, match="not a file written by dat label"):
         PseudoLabels.read(path, GREY)

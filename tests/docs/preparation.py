@@ -10,11 +10,15 @@ from typing import Any
 import torch
 
 import dat
-from dat.config import parse_edits
+from dat.config.recipes import read
+from dat.config.schema import parse_edits
+from dat.core.threat import ThreatModel
 from dat.data import load
-from dat.recipes import read
-from dat.threat import ThreatModel
-from dat.training import train
+from dat.distributed import Buckets, Ledger, Reducer
+from dat.distributed.phases import PlannedBucket
+from dat.distributed.wire_format import Slot
+from dat.jobs.train import train
+from dat.tools.planning import Cluster, NetworkLink
 
 Names = dict[str, Any]
 
@@ -102,7 +106,8 @@ def only_some_layers_learnt(names: Names) -> None:
     assert net(names["images"].repeat(1, 3, 1, 1)).shape == (48, 10)
 
 
-def an_attack(names: Names) -> None:
+def parts_of_training(names: Names) -> None:
+    """The attack attacks, and all of them train together."""
     x, threat = torch.rand(6, 1, 3, 3, generator=torch.Generator().manual_seed(0)), ThreatModel()
 
     def loss(images: torch.Tensor) -> torch.Tensor:
@@ -112,6 +117,46 @@ def an_attack(names: Names) -> None:
     assert (threat.size(many, x) <= threat.eps + 1e-6).all()
     assert (loss(many) >= loss(few)).all()
     assert (loss(many) > loss(few)).any()
+    folder = Path(tempfile.mkdtemp())
+    layer = torch.nn.Linear(9, 2)
+    before = layer.weight.detach().clone()
+    options = names["OptionsWithClipping"].read({"clip": 1e-3})
+    trainer = dat.Trainer(
+        model=torch.nn.Sequential(torch.nn.Flatten(), layer),
+        data=dat.ImageData.of(x, torch.arange(6) % 2),
+        attack=names["Noise"](),
+        objective=names["MarginAttacked"](),
+        optimizer=names["AdamW"](),
+        options=options,
+        callbacks=[dat.Logged(folder, [names["CSV"]()])],
+        epochs=1,
+        batch=6,
+    )
+    trainer.fit()
+    assert not torch.equal(before, layer.weight)
+    gradients = [it.grad.flatten() for it in layer.parameters() if it.grad is not None]
+    assert 0 < float(torch.cat(gradients).norm()) <= 1e-3 + 1e-6
+    assert "epoch,1,loss," in (folder / "figures.csv").read_text()
+
+
+def a_protocol(names: Names) -> None:
+    """On one worker, and as it is planned; on several it is tested once it is in the registry."""
+    values = torch.linspace(-2, 2, 64)
+    with dat.World.join(device="cpu", threads=1) as world:
+        ledger = Ledger(world.device)
+        reducer = Reducer(Buckets(), names["Half"](), world, length=64, ledger=ledger)
+        total = reducer.sum(0, values.clone(), [Slot((8, 8), 0)]).wait()
+        reducer.close()
+    assert torch.equal(total, values.half().float())
+    link = NetworkLink.named("1gbit")
+    cluster = Cluster(nodes=3, link=link, inside=link)
+    bucket = PlannedBucket((Slot((8, 8), 0),), Buckets(), cluster, lambda kernel, bits: 0.0)
+    assert names["Half"]().phases(bucket).busiest == 2 * 2 * 2 * 64 // 3
+
+
+def components(names: Names) -> None:
+    parts_of_training(names)
+    a_protocol(names)
 
 
 def loaded(names: Names) -> None:
@@ -135,5 +180,5 @@ CHECKED: dict[str, Callable[[Names], None]] = {
     "docs/evaluation.md": examples_within_the_ball,
     "docs/certification.md": certificates,
     "docs/finetuning.md": only_some_layers_learnt,
-    "docs/extending.md": an_attack,
+    "docs/extending.md": components,
 }

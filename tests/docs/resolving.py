@@ -1,27 +1,25 @@
 """A command as it would be understood, as far as that goes without data: its words by the real
-parser, its recipe and settings, the names of attacks, studies, sets and peers."""
+parser, its recipe and settings, the names of attacks, studies, sets and baselines."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 from collections.abc import Callable
 from typing import Any
 
-from dat.bench import CommPlan, Scene, StepScene
-from dat.bench.peers import choose
-from dat.commands import parse
-from dat.config import parse_edits
+from dat.attacks.suites import split_attack, suite
+from dat.cli.parser import parse
+from dat.config.recipes import read
+from dat.config.schema import parse_edits
+from dat.core.files import WEIGHTS
+from dat.core.threat import ThreatModel
 from dat.data.catalog import CATALOG
-from dat.evaluation.suites import suite
-from dat.files import WEIGHTS
-from dat.launch import is_worker
-from dat.measure import split_attack
-from dat.recipes import read
+from dat.jobs.launch import is_worker
 from dat.report import check_picture
-from dat.reproduce import THEOREM, read_study
-from dat.threat import ThreatModel
+from dat.tools.bench import CommPlan, StepWorkload, Workload
+from dat.tools.bench.baselines import check_baselines
+from dat.tools.reproduce import THEOREM, read_study
 
 CLASSES = 10
 
@@ -89,13 +87,17 @@ def _data(arguments: argparse.Namespace, words: list[str]) -> None:
 
 def _bench(arguments: argparse.Namespace, words: list[str]) -> None:
     taken = vars(arguments)
-    known: type[Any] | None = {"attack": Scene, "step": StepScene, "comm": CommPlan}.get(words[1])
+    workloads: dict[str, type[Any]] = {
+        "attack": Workload,
+        "step": StepWorkload,
+        "comm": CommPlan,
+    }
+    known = workloads.get(words[1])
     if known is not None:
         names = {field.name for field in dataclasses.fields(known)} & taken.keys()
         known(**{name: taken[name] for name in names})
     if "against" in taken:
-        room = importlib.import_module(f"dat.bench.{words[1]}")
-        choose(arguments.against, room.COMMANDS if words[1] == "startup" else room.PEERS)
+        check_baselines(words[1], arguments.against)
 
 
 def _nothing(arguments: argparse.Namespace, words: list[str]) -> None:

@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.pages import ROOT
 
+pytestmark = pytest.mark.slow
 LOADED = re.compile(r"<(?:script|link|img|iframe)[^>]+?(?:src|href)=[\"']((?:https?:)?//[^\"']+)")
 
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dat.attacks import APGD, FAB, FGSM, PGD, Attack, Loss, NoAttack, Square, TargetedAPGD
+from dat.attacks.suites import Suite, suite_of
+from dat.core.rng import Streams
+from dat.core.threat import ThreatModel
 from dat.data import ImageData
-from dat.evaluation.suites import Suite, suite_of
-from dat.rng import Draws
-from dat.threat import ThreatModel
 
 CPU = torch.device("cpu")
 THREAT = ThreatModel(eps=0.08)
@@ -67,7 +67,7 @@ class Spy(Attack):
     given: list[list[int]] = field(default_factory=list, repr=False)
     bears: int | None = field(default=None, repr=False)
 
-    def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
+    def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Streams) -> Tensor:
         if len(self.given) == self.bears:
             raise Stopped
         self.given.append(draws.index.tolist())

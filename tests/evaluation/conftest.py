@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from dat.comm import World
 from dat.data import ImageData, load
+from dat.distributed import World
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def data() -> ImageData:
 
 
 @pytest.fixture(scope="session")
-def few(data: ImageData) -> ImageData:
+def small_data(data: ImageData) -> ImageData:
     return data.take(torch.arange(60))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,11 +12,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from dat.attacks import FGSM, PGD, Attack, NoAttack
-from dat.comm import World
+from dat.attacks.suites import suite_of
+from dat.core.rng import Streams
+from dat.core.threat import ThreatModel
 from dat.data import ImageData
-from dat.evaluation import Accuracy, evaluate
-from dat.rng import Draws
-from dat.threat import ThreatModel
+from dat.distributed import World
+from dat.evaluation import Accuracy, Assessment, evaluate
 from tests.evaluation.cases import THREAT, Brightness, Gauge, Spy, everything, white
 
 WEAK = PGD(steps=3)
@@ -27,12 +31,12 @@ def test_a_world_without_a_launcher_is_a_single_worker(world: World) -> None:
 
 
 def test_batch_size_has_no_say(model: nn.Module, data: ImageData, world: World) -> None:
-    found = {
+    accuracies = {
         evaluate(model, data, threat=THREAT, attack=WEAK, batch=batch, world=world)
         for batch in (1, 7, 64, 1000)
     }
-    assert len(found) == 1
-    (accuracy,) = found
+    assert len(accuracies) == 1
+    (accuracy,) = accuracies
     assert 0.2 * 150 < accuracy.robust < 0.8 * 150 < accuracy.clean < 150
 
 
@@ -43,9 +47,9 @@ def test_clean_accuracy_is_that_of_a_plain_loop(
     for image, label in zip(*everything(data), strict=True):
         logits = model(image.unsqueeze(0))[0].tolist()
         right += logits.index(max(logits)) == int(label)
-    found = evaluate(model, data, threat=THREAT, attack=NoAttack(), world=world)
-    assert found == Accuracy(images=150, clean=right, robust=right)
-    assert found.ta == found.ra == pytest.approx(100 * right / 150)
+    accuracy = evaluate(model, data, threat=THREAT, attack=NoAttack(), world=world)
+    assert accuracy == Accuracy(images=150, clean=right, robust=right)
+    assert accuracy.ta == accuracy.ra == pytest.approx(100 * right / 150)
 
 
 @pytest.mark.parametrize("attack", [WEAK, FGSM(), PGD(steps=2, restarts=2)], ids=repr)
@@ -57,7 +61,7 @@ def test_robust_accuracy_is_that_of_a_plain_attack(
     its own; whoever is right to begin with must survive every one."""
     threat = ThreatModel(norm=norm, eps=0.08 if norm == "linf" else 0.5)
     x, y = everything(data)
-    streams = Draws.of(5, "evaluate", index=torch.arange(len(data)))
+    streams = Streams.of(5, "evaluate", index=torch.arange(len(data)))
     clean = survives = model(x).argmax(1) == y
     for number, attempt in enumerate(attack.rounds()):
         x_adv = attempt(
@@ -67,8 +71,8 @@ def test_robust_accuracy_is_that_of_a_plain_attack(
             streams.fork("restart", number),
         )
         survives = survives & (model(x_adv).argmax(1) == y)
-    found = evaluate(model, data, threat=threat, attack=attack, seed=5, world=world)
-    assert found == (150, int(clean.sum()), int(survives.sum()))
+    accuracy = evaluate(model, data, threat=threat, attack=attack, seed=5, world=world)
+    assert accuracy == (150, int(clean.sum()), int(survives.sum()))
 
 
 def test_restarts_never_raise_the_robust_accuracy(
@@ -85,11 +89,11 @@ def test_restarts_never_raise_the_robust_accuracy(
 
 def test_seed_changes_the_random_starts(model: nn.Module, data: ImageData, world: World) -> None:
     attack = FGSM(step_ratio=0.5)
-    found = {
+    accuracies = {
         evaluate(model, data, threat=THREAT, attack=attack, seed=seed, world=world).robust
         for seed in range(4)
     }
-    assert len(found) > 1
+    assert len(accuracies) > 1
 
 
 def test_default_attack_is_pgd_20(model: nn.Module, data: ImageData, world: World) -> None:
@@ -100,16 +104,16 @@ def test_default_attack_is_pgd_20(model: nn.Module, data: ImageData, world: Worl
 def test_at_eps_zero_all_that_is_right_is_robust(
     model: nn.Module, data: ImageData, world: World
 ) -> None:
-    found = evaluate(model, data, threat=ThreatModel(eps=0), attack=WEAK, world=world)
-    assert found.robust == found.clean
+    accuracy = evaluate(model, data, threat=ThreatModel(eps=0), attack=WEAK, world=world)
+    assert accuracy.robust == accuracy.clean
 
 
 def test_only_who_is_still_right_is_attacked_again(world: World) -> None:
     data = white(*[1] * 8, 0, 2)
     spy = Spy(blackened=(0, 3, 9))
     model = Brightness().train()
-    found = evaluate(model, data, threat=THREAT, attack=spy, restarts=3, batch=4, world=world)
-    assert found == Accuracy(images=10, clean=8, robust=6)
+    accuracy = evaluate(model, data, threat=THREAT, attack=spy, restarts=3, batch=4, world=world)
+    assert accuracy == Accuracy(images=10, clean=8, robust=6)
     # two of the eight that are right fall at the first attack, and the others are packed anew
     first, later = [[0, 1, 2, 3], [4, 5, 6, 7]], [[1, 2, 4], [5, 6, 7]]
     assert spy.given == [*first, *later, *later]
@@ -119,10 +123,12 @@ def test_only_who_is_still_right_is_attacked_again(world: World) -> None:
 def test_progress_counts_every_image(model: nn.Module, data: ImageData, world: World) -> None:
     """Three forward passes and three backward ones, which are worth two each."""
     gauge = Gauge()
-    found = evaluate(model, data, threat=THREAT, attack=WEAK, batch=64, world=world, progress=gauge)
+    accuracy = evaluate(
+        model, data, threat=THREAT, attack=WEAK, batch=64, world=world, progress=gauge
+    )
     assert gauge.done == sorted(gauge.done)
     assert gauge.done[-1] == gauge.total[-1]
-    assert gauge.done[-1] >= 9 * found.clean
+    assert gauge.done[-1] >= 9 * accuracy.clean
 
 
 def test_model_is_found_as_it_was(data: ImageData, world: World) -> None:
@@ -151,8 +157,8 @@ def test_bytes_are_measured_like_the_floats_they_stand_for(
 
 
 def test_without_a_world_it_joins_one(model: nn.Module, data: ImageData, no_launcher: None) -> None:
-    found = evaluate(model, data, threat=THREAT, attack=WEAK)
-    assert found == evaluate(model, data, threat=THREAT, attack=WEAK, world=World.join())
+    accuracy = evaluate(model, data, threat=THREAT, attack=WEAK)
+    assert accuracy == evaluate(model, data, threat=THREAT, attack=WEAK, world=World.join())
 
 
 @pytest.mark.parametrize(("restarts", "batch"), [(0, 8), (1, 0)])
@@ -161,3 +167,49 @@ def test_no_restart_and_no_batch_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         evaluate(model, data, threat=THREAT, attack=WEAK, restarts=restarts, batch=batch)
+
+
+def test_one_attack_gives_counts_and_a_list_gives_an_evaluation(
+    model: nn.Module, data: ImageData, world: World
+) -> None:
+    accuracy = evaluate(model, data, threat=THREAT, attack=WEAK, restarts=2, seed=3, world=world)
+    suite = suite_of("weak", {"weak": WEAK}, 2)
+    evaluation = evaluate(
+        model, data, threat=THREAT, attacks=["clean", "fgsm", suite], seed=3, world=world
+    )
+    assert isinstance(accuracy, Accuracy) and isinstance(evaluation, Assessment)
+    assert list(evaluation.suites) == ["clean", "fgsm", "weak"]
+    assert (evaluation.images, evaluation.ta) == (accuracy.images, accuracy.ta)
+    assert evaluation.ra("weak") == accuracy.ra < evaluation.ra("clean") == accuracy.ta
+
+
+def test_the_options_of_a_list_of_attacks_are_passed_on(
+    model: nn.Module, data: ImageData, world: World, tmp_path: Path
+) -> None:
+    noisy = nn.Sequential(model, nn.Softmax(1))
+    options: dict[str, Any] = {"threat": THREAT, "attacks": ["pgd-2"], "world": world}
+    evaluation = evaluate(noisy, data, folder=tmp_path, keep=True, batch=40, **options)
+    assert evaluation.suites["pgd-2"].examples is not None
+    assert len(list(tmp_path.glob("pgd-2-*/000-*.safetensors"))) > 1
+    assert any("probabilities" in text for text in evaluation.warnings)
+    assert evaluate(noisy, data, check=False, **options).warnings == ()
+    with pytest.raises(ValueError, match="precision = 'int8': must be one of"):
+        evaluate(noisy, data, precision="int8", **options)
+
+
+@pytest.mark.parametrize("options", [{"attack": WEAK}, {"restarts": 2}])
+def test_one_attack_and_a_list_exclude_each_other(
+    model: nn.Module, data: ImageData, world: World, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="attacks: replaces attack and restarts"):
+        evaluate(model, data, threat=THREAT, attacks=["pgd-2"], world=world, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"precision": "bfloat16"}, {"folder": Path("x")}, {"keep": True}, {"check": False}]
+)
+def test_some_options_need_a_list_of_attacks(
+    model: nn.Module, data: ImageData, world: World, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"need attacks=\[\.\.\.\]"):
+        evaluate(model, data, threat=THREAT, attack=WEAK, world=world, **options)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dat.attacks import FGSM, PGD, Attack, Square
-from dat.comm import World
+from dat.attacks import FGSM, PGD, Attack, Square, suites
+from dat.core.threat import ThreatModel
 from dat.data import ImageData
-from dat.evaluation import AutoAttacked, autoattack, suites
-from dat.threat import ThreatModel
+from dat.distributed import World
+from dat.evaluation import AutoAttacked, autoattack
 from tests.evaluation.cases import Gauge, Noisy, Spy, Stopped, everything, right
 
 EPS = 0.08
@@ -35,91 +35,95 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> AutoAtta
     return autoattack(model, x, y, **chosen)
 
 
-def check(found: AutoAttacked, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel) -> None:
+def check(
+    result: AutoAttacked, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel
+) -> None:
     """What holds of every result."""
     count = len(y)
-    assert found.examples.shape == x.shape
-    assert found.examples.dtype == x.dtype
-    assert len(found.fell_to) == count
-    assert sum(found.counts.values()) + int(found.robust.sum()) == count
-    assert list(found.counts) == ["clean", *found.costs]
-    for name, fell in found.counts.items():
-        assert found.fell_to.count(name) == fell
-    assert set(found.fell_to) <= {*found.counts, None}
-    assert found.robust.tolist() == [name is None for name in found.fell_to]
-    assert found.ra == pytest.approx(100 * float(found.robust.double().mean()))
+    assert result.examples.shape == x.shape
+    assert result.examples.dtype == x.dtype
+    assert len(result.fell_to) == count
+    assert sum(result.counts.values()) + int(result.robust.sum()) == count
+    assert list(result.counts) == ["clean", *result.costs]
+    for name, fell in result.counts.items():
+        assert result.fell_to.count(name) == fell
+    assert set(result.fell_to) <= {*result.counts, None}
+    assert result.robust.tolist() == [name is None for name in result.fell_to]
+    assert result.ra == pytest.approx(100 * float(result.robust.double().mean()))
     with torch.no_grad():
-        clean, answers = (model(images).argmax(1) for images in (x, found.examples))
-    assert [name == "clean" for name in found.fell_to] == (clean != y).tolist()
-    assert found.ta == pytest.approx(100 * float((clean == y).double().mean()))
-    assert torch.equal(answers == y, found.robust)
-    unchanged = torch.tensor([name in (None, "clean") for name in found.fell_to])
-    assert torch.equal(found.examples[unchanged], x[unchanged])
-    assert float(found.examples.min()) >= 0
-    assert float(found.examples.max()) <= 1
-    assert float(threat.size(found.examples, x).max()) <= threat.eps + 1e-6
+        clean, answers = (model(images).argmax(1) for images in (x, result.examples))
+    assert [name == "clean" for name in result.fell_to] == (clean != y).tolist()
+    assert result.ta == pytest.approx(100 * float((clean == y).double().mean()))
+    assert torch.equal(answers == y, result.robust)
+    unchanged = torch.tensor([name in (None, "clean") for name in result.fell_to])
+    assert torch.equal(result.examples[unchanged], x[unchanged])
+    assert float(result.examples.min()) >= 0
+    assert float(result.examples.max()) <= 1
+    assert float(threat.size(result.examples, x).max()) <= threat.eps + 1e-6
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("linf", EPS), ("l2", 0.5)])
 def test_every_figure_fits_the_others(
-    model: nn.Module, few: ImageData, world: World, quick: None, norm: str, eps: float
+    model: nn.Module, small_data: ImageData, world: World, quick: None, norm: str, eps: float
 ) -> None:
-    x, y = everything(few)
-    found = attacked(model, x, y, norm=norm, eps=eps, world=world)
-    check(found, model, x, y, ThreatModel(norm=norm, eps=eps))
-    assert list(found.counts) == ["clean", *SUITE]
-    assert all(count > 0 for count in found.counts.values())
-    assert 0 < found.ra < found.ta < 100
-    assert found.costs["square"].backwards == 0
-    assert found.costs["fgsm"].backwards > 0
-    standing = len(x) - found.counts["clean"] - found.counts["square"]
-    assert found.costs["fgsm"][1:] == (2 * standing, standing)
+    x, y = everything(small_data)
+    result = attacked(model, x, y, norm=norm, eps=eps, world=world)
+    check(result, model, x, y, ThreatModel(norm=norm, eps=eps))
+    assert list(result.counts) == ["clean", *SUITE]
+    assert all(count > 0 for count in result.counts.values())
+    assert 0 < result.ra < result.ta < 100
+    assert result.costs["square"].backwards == 0
+    assert result.costs["fgsm"].backwards > 0
+    standing = len(x) - result.counts["clean"] - result.counts["square"]
+    assert result.costs["fgsm"][1:] == (2 * standing, standing)
 
 
-def test_the_standard_suite(model: nn.Module, few: ImageData, world: World) -> None:
+def test_the_standard_suite(model: nn.Module, small_data: ImageData, world: World) -> None:
     """All of it, as published, on a few images at a radius at which some withstand it."""
-    x, y = everything(few.take(torch.arange(10)))
-    found = attacked(model, x, y, eps=0.06, world=world)
-    check(found, model, x, y, ThreatModel(eps=0.06))
-    assert list(found.costs) == ["apgd-ce", "apgd-t", "fab-t", "square"]
-    assert 0 < found.ra < found.ta
-    standing = int(found.robust.sum())
-    assert found.costs["square"].forwards >= 5001 * standing
-    assert found.warnings == ()
+    x, y = everything(small_data.take(torch.arange(10)))
+    result = attacked(model, x, y, eps=0.06, world=world)
+    check(result, model, x, y, ThreatModel(eps=0.06))
+    assert list(result.costs) == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    assert 0 < result.ra < result.ta
+    standing = int(result.robust.sum())
+    assert result.costs["square"].forwards >= 5001 * standing
+    assert result.warnings == ()
 
 
 def test_the_random_version(
-    model: nn.Module, few: ImageData, world: World, monkeypatch: pytest.MonkeyPatch
+    model: nn.Module, small_data: ImageData, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told apart by its attacks, and repeats itself though the model does not."""
-    monkeypatch.setattr(suites, "RAND_DRAWS", 2)
-    x, y = everything(few.take(torch.arange(12)))
+    monkeypatch.setattr(suites, "RAND_EOT", 2)
+    x, y = everything(small_data.take(torch.arange(12)))
     noisy = Noisy(model, 0.02)
-    found = attacked(noisy, x, y, version="rand", world=world)
-    assert list(found.counts) == ["clean", "apgd-ce", "apgd-dlr"]
-    assert sum(found.counts.values()) + int(found.robust.sum()) == len(y)
-    assert 0 < found.ra < found.ta
-    assert any("answers at random" in text for text in found.warnings)
+    result = attacked(noisy, x, y, version="rand", world=world)
+    assert list(result.counts) == ["clean", "apgd-ce", "apgd-dlr"]
+    assert sum(result.counts.values()) + int(result.robust.sum()) == len(y)
+    assert 0 < result.ra < result.ta
+    assert any("is randomized" in text for text in result.warnings)
     again = attacked(noisy, x, y, version="rand", world=world)
-    assert again.fell_to == found.fell_to
-    assert torch.equal(again.examples, found.examples)
+    assert again.fell_to == result.fell_to
+    assert torch.equal(again.examples, result.examples)
 
 
 @pytest.mark.parametrize("version", ["plus", "Standard", ""])
-def test_an_unknown_version_is_refused(model: nn.Module, few: ImageData, version: str) -> None:
+def test_an_unknown_version_is_refused(
+    model: nn.Module, small_data: ImageData, version: str
+) -> None:
     with pytest.raises(ValueError, match=f"version = '{version}': must be one of standard, rand"):
-        attacked(model, *everything(few), version=version)
+        attacked(model, *everything(small_data), version=version)
 
 
-def test_nonsense_is_refused(model: nn.Module, few: ImageData, world: World) -> None:
-    x, y = everything(few)
+def test_nonsense_is_refused(model: nn.Module, small_data: ImageData, world: World) -> None:
+    x, y = everything(small_data)
     wrong: dict[str, tuple[Tensor, Tensor, dict[str, Any]]] = {
         "batch = 0: must be at least 1": (x, y, {"batch": 0}),
         "norm = 'l3': must be one of linf, l2": (x, y, {"norm": "l3"}),
         "eps = -1: must be at least 0": (x, y, {"eps": -1}),
         "pixels from 0 to 255: must be in": (255 * x, y, {}),
-        "one for each of the 60 images": (x, y[:-1], {}),
-        "must be whole numbers": (x, y.float(), {}),
+        r"must be one per image, \(60,\)": (x, y[:-1], {}),
+        "must be integers": (x, y.float(), {}),
         "the model cannot take images of shape": (x[:, :, :4], y, {}),
     }
     for message, (images, labels, options) in wrong.items():
@@ -129,13 +133,13 @@ def test_nonsense_is_refused(model: nn.Module, few: ImageData, world: World) -> 
 
 def test_an_interrupted_call_goes_on_where_it_was(
     model: nn.Module,
-    few: ImageData,
+    small_data: ImageData,
     world: World,
     tmp_path: Path,
     quick: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    x, y = everything(few)
+    x, y = everything(small_data)
     whole = attacked(model, x, y, world=world)
     spy = Spy(inner=SUITE["fgsm"], bears=2)
     monkeypatch.setitem(SUITE, "fgsm", spy)
@@ -159,81 +163,83 @@ def test_an_interrupted_call_goes_on_where_it_was(
 
 
 def test_images_without_a_channel(
-    model: nn.Module, few: ImageData, world: World, quick: None
+    model: nn.Module, small_data: ImageData, world: World, quick: None
 ) -> None:
     """Examples have the shape of the images that were given: a difference of the two must not
     spread over all pairs of images."""
-    x, y = everything(few)
+    x, y = everything(small_data)
     expected = attacked(model, x, y, world=world)
-    found = attacked(model, x.squeeze(1), y, world=world)
-    assert found.fell_to == expected.fell_to
-    assert found.examples.shape == (60, 8, 8)
-    assert torch.equal(found.examples, expected.examples.squeeze(1))
+    result = attacked(model, x.squeeze(1), y, world=world)
+    assert result.fell_to == expected.fell_to
+    assert result.examples.shape == (60, 8, 8)
+    assert torch.equal(result.examples, expected.examples.squeeze(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
 def test_labels_may_be_any_whole_numbers(
-    model: nn.Module, few: ImageData, world: World, quick: None, dtype: torch.dtype
+    model: nn.Module, small_data: ImageData, world: World, quick: None, dtype: torch.dtype
 ) -> None:
-    x, y = everything(few)
+    x, y = everything(small_data)
     expected = attacked(model, x, y, world=world)
     assert attacked(model, x, y.to(dtype), world=world).fell_to == expected.fell_to
 
 
-def test_images_may_be_doubles(model: nn.Module, few: ImageData, world: World, quick: None) -> None:
-    x, y = everything(few)
-    found = attacked(model, x.double(), y, world=world)
-    assert found.examples.dtype == torch.float64
-    assert found.fell_to == attacked(model, x, y, world=world).fell_to
+def test_images_may_be_doubles(
+    model: nn.Module, small_data: ImageData, world: World, quick: None
+) -> None:
+    x, y = everything(small_data)
+    result = attacked(model, x.double(), y, world=world)
+    assert result.examples.dtype == torch.float64
+    assert result.fell_to == attacked(model, x, y, world=world).fell_to
 
 
 def test_bytes_are_refused_or_answered_in_pixels(
-    model: nn.Module, few: ImageData, world: World, quick: None
+    model: nn.Module, small_data: ImageData, world: World, quick: None
 ) -> None:
     """An example is a float in [0, 1]; as a byte it would be black."""
-    x, y = everything(few)
+    x, y = everything(small_data)
     x_bytes = (255 * x).round().to(torch.uint8)
     x = x_bytes.float() / 255
     try:
-        found = attacked(model, x_bytes, y, world=world)
+        result = attacked(model, x_bytes, y, world=world)
     except ValueError:
         return
-    check(found, model, x, y, ThreatModel(eps=EPS))
+    check(result, model, x, y, ThreatModel(eps=EPS))
 
 
 def test_what_is_given_is_left_alone(
-    model: nn.Module, few: ImageData, world: World, quick: None
+    model: nn.Module, small_data: ImageData, world: World, quick: None
 ) -> None:
-    x, y = everything(few)
+    x, y = everything(small_data)
     x.requires_grad_(True)
     before, labels = x.detach().clone(), y.clone()
     model.train()
-    found = attacked(model, x, y, world=world)
+    result = attacked(model, x, y, world=world)
     assert model.training
     assert x.grad is None
-    assert not found.examples.requires_grad
+    assert not result.examples.requires_grad
     assert torch.equal(x, before)
     assert torch.equal(y, labels)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_the_seed_and_the_progress_are_the_callers(
-    model: nn.Module, few: ImageData, world: World, quick: None
+    model: nn.Module, small_data: ImageData, world: World, quick: None
 ) -> None:
-    x, y = everything(few)
+    x, y = everything(small_data)
     gauge = Gauge()
     first = attacked(model, x, y, world=world, progress=gauge)
     assert gauge.done
-    found = {attacked(model, x, y, world=world, seed=seed).fell_to for seed in (0, 1, 2, 3)}
-    assert first.fell_to in found
-    assert len(found) > 1
+    outcomes = {attacked(model, x, y, world=world, seed=seed).fell_to for seed in (0, 1, 2, 3)}
+    assert first.fell_to in outcomes
+    assert len(outcomes) > 1
 
 
 def test_without_a_world_it_joins_one(
-    model: nn.Module, few: ImageData, no_launcher: None, quick: None
+    model: nn.Module, small_data: ImageData, no_launcher: None, quick: None
 ) -> None:
-    x, y = everything(few)
+    x, y = everything(small_data)
     alone = attacked(model, x, y)
     joined = attacked(model, x, y, world=World.join())
     assert alone.fell_to == joined.fell_to
-    assert int(alone.robust.sum()) <= int(right(model, few).sum())
+    assert int(alone.robust.sum()) <= int(right(model, small_data).sum())

@@ -1,4 +1,4 @@
-"""Signs of false robustness: told where they are, and not where they are not."""
+"""Signs of gradient masking: reported where they occur, and nowhere else."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from dat.attacks import PGD, Square
-from dat.comm import World
+from dat.attacks.suites import suite_of
+from dat.core.threat import ThreatModel
 from dat.data import ImageData
+from dat.distributed import World
 from dat.evaluation import Verdicts, assess
 from dat.evaluation.checks import (
-    check_answers,
     check_attacks,
     check_curve,
     check_gradients,
+    check_logits,
     check_square,
 )
-from dat.evaluation.suites import suite_of
 from dat.models import build_model
-from dat.threat import ThreatModel
 from tests.evaluation.cases import THREAT, THREATS, Noisy, everything
 
 Answer = Callable[[Tensor], Any]
@@ -57,8 +57,8 @@ def test_an_ordinary_network_gets_no_warning(
     model: nn.Module, data: ImageData, world: World
 ) -> None:
     for threat in THREATS:
-        found = assess(model, data, ["pgd-3", "apgd-ce-3"], threat=threat, world=world)
-        assert found.warnings == ()
+        evaluation = assess(model, data, ["pgd-3", "apgd-ce-3"], threat=threat, world=world)
+        assert evaluation.warnings == ()
 
 
 def test_an_untrained_network_gets_no_warning(data: ImageData, world: World) -> None:
@@ -84,9 +84,9 @@ UNFIT: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     ),
     "flat": (lambda z: z[:, 0], "the model gives (64,) for 64 images: must be (64, classes)"),
     "deep": (lambda z: z[..., None], "the model gives (64, 10, 1) for 64 images"),
-    "tuple": (lambda z: (z, z), "the model gives tuple for 64 images"),
+    "tuple": (lambda z: (None, z), "the model gives tuple for 64 images"),
     "none": (lambda z: None, "the model gives NoneType for 64 images"),
-    "few": (lambda z: z[:, :9], "the model gives 9 logits an image, but labels go up to 9"),
+    "few": (lambda z: z[:, :9], "the model gives 9 logits per image, but labels go up to 9"),
 }
 
 
@@ -105,30 +105,30 @@ def test_answers_that_cannot_be_judged_are_refused(
 
 def test_one_logit_is_not_enough() -> None:
     x = torch.rand(3, 1, 2, 2)
-    with pytest.raises(ValueError, match="the model gives 1 logits an image"):
-        check_answers(Net(lambda z: z.flatten(1)[:, :1]), x, 1)
+    with pytest.raises(ValueError, match="the model gives 1 logits per image"):
+        check_logits(Net(lambda z: z.flatten(1)[:, :1]), x, 1)
 
 
 def test_more_logits_than_labels_are_fine(model: nn.Module, data: ImageData, world: World) -> None:
     wide = after(model, lambda z: torch.cat((z, z[:, :5] - 9), 1))
-    assert check_answers(wide, everything(data)[0], 10) == []
+    assert check_logits(wide, everything(data)[0], 10) == []
     targeted = assess(wide, data, ["apgd-t-1"], threat=THREAT, world=world).suites["apgd-t-1"]
     assert targeted.fell.shape == (150,)
 
 
 def test_probabilities_are_noticed(model: nn.Module, data: ImageData, world: World) -> None:
-    found = warnings(after(model, lambda z: z.softmax(1)), data, world)
-    assert sum("outputs are probabilities, not logits" in text for text in found) == 1
+    messages = warnings(after(model, lambda z: z.softmax(1)), data, world)
+    assert sum("outputs are probabilities, not logits" in text for text in messages) == 1
     logs = warnings(after(model, lambda z: z.log_softmax(1)), data, world)
     assert logs == ()
 
 
 def test_a_random_network_is_noticed(model: nn.Module, data: ImageData) -> None:
     x, _ = everything(data)
-    (text,) = check_answers(Noisy(model), x, 10)
-    assert "the model answers at random" in text
+    (text,) = check_logits(Noisy(model), x, 10)
+    assert "the model is randomized" in text
     assert "use autoattack-rand" in text
-    assert check_answers(model, x, 10) == []
+    assert check_logits(model, x, 10) == []
 
 
 def test_dropout_in_eval_mode_is_not_random(
@@ -137,21 +137,23 @@ def test_dropout_in_eval_mode_is_not_random(
     """And in training mode it is found there only by whoever forgets to look in eval mode."""
     subject = nn.Sequential(nn.Dropout(0.2), model).train()
     assert warnings(subject, data, world) == ()
-    assert len(check_answers(subject, everything(data)[0], 10)) == 1
+    assert len(check_logits(subject, everything(data)[0], 10)) == 1
 
 
 def test_a_hidden_round_shows(model: nn.Module, data: ImageData, world: World) -> None:
     """Rounded pixels have no gradient at all."""
-    found = warnings(before(model, lambda x: (x * 8).round() / 8), data, world)
-    assert any(re.match(r"gradients vanish at (\d+) of \1 images", text) for text in found)
-    assert any("images still withstand PGD-20" in text for text in found)
+    messages = warnings(before(model, lambda x: (x * 8).round() / 8), data, world)
+    assert any(re.match(r"gradients vanish at (\d+) of \1 images", text) for text in messages)
+    assert any("images still survive PGD-20" in text for text in messages)
 
 
 def test_saturated_logits_show(model: nn.Module, data: ImageData, world: World) -> None:
-    found = warnings(after(model, lambda z: z * 1e6), data, world)
-    assert any(text.startswith("gradients vanish at ") for text in found)
-    assert any(text.startswith("the logits saturate: the cross-entropy is 0 at ") for text in found)
-    assert any("trust attacks on margins" in text for text in found)
+    messages = warnings(after(model, lambda z: z * 1e6), data, world)
+    assert any(text.startswith("gradients vanish at ") for text in messages)
+    assert any(
+        text.startswith("the logits saturate: the cross-entropy is 0 at ") for text in messages
+    )
+    assert any("trust attacks on margins" in text for text in messages)
 
 
 def test_gradients_of_wrong_images_do_not_count() -> None:
@@ -194,8 +196,8 @@ def _misled_off_the_grid(x: Tensor) -> Tensor:
 
 
 def test_one_step_that_beats_many_shows(model: nn.Module, data: ImageData, world: World) -> None:
-    found = warnings(before(model, _misled_off_the_grid), data, world)
-    (text,) = (text for text in found if text.startswith("FGSM breaks "))
+    messages = warnings(before(model, _misled_off_the_grid), data, world)
+    (text,) = (text for text in messages if text.startswith("FGSM breaks "))
     assert "images that PGD-20 does not" in text
 
 
@@ -205,10 +207,12 @@ def test_a_larger_ball_that_breaks_no_more_shows(
 ) -> None:
     x, y = everything(data)
     larger, everywhere = f"{4 * threat.eps:.3g}", "1" if threat.norm == "linf" else "8"
-    found = check_attacks(before(model, _misled), x, y, threat)
-    assert len(found) == 2
-    assert found[0].startswith(f"RA does not fall when eps grows from {threat.eps:.3g} to {larger}")
-    assert found[1].startswith(f"where any image is allowed (eps = {everywhere}), ")
+    messages = check_attacks(before(model, _misled), x, y, threat)
+    assert len(messages) == 2
+    assert messages[0].startswith(
+        f"RA does not fall when eps grows from {threat.eps:.3g} to {larger}"
+    )
+    assert messages[1].startswith(f"with an unbounded perturbation (eps = {everywhere}), ")
     assert check_attacks(model, x, y, threat) == []
 
 
@@ -243,12 +247,12 @@ def test_checks_are_left_out_on_demand(model: nn.Module, data: ImageData, world:
 def test_what_only_square_breaks_is_suspicious(
     attacks: tuple[str, ...], fell: list[int], warned: bool
 ) -> None:
-    found = check_square(Verdicts(attacks, torch.tensor(fell)))
-    assert bool(found) == warned
+    messages = check_square(Verdicts(attacks, torch.tensor(fell)))
+    assert bool(messages) == warned
     if warned:
         count = fell.count(2)
         images = f"{count} image{'s' * (count > 1)} that"
-        assert found[0].startswith(f"Square, which uses no gradients, broke {images}")
+        assert messages[0].startswith(f"Square, which uses no gradients, broke {images}")
 
 
 def test_a_suite_in_which_square_wins_is_warned_of(
@@ -259,9 +263,9 @@ def test_a_suite_in_which_square_wins_is_warned_of(
     attacks = suite_of(
         "suite", {"pgd": PGD(steps=2, random_start=False), "square": Square(queries=200)}
     )
-    found = assess(blind, data, [attacks], threat=ThreatModel(eps=0.2), world=world)
-    assert found.suites["suite"].counts()["square"] > 0
-    assert any(text.startswith("Square, which uses no gradients") for text in found.warnings)
+    evaluation = assess(blind, data, [attacks], threat=ThreatModel(eps=0.2), world=world)
+    assert evaluation.suites["suite"].counts()["square"] > 0
+    assert any(text.startswith("Square, which uses no gradients") for text in evaluation.warnings)
 
 
 CURVES: dict[str, tuple[str, Sequence[float], Sequence[float], Sequence[str]]] = {
@@ -302,7 +306,7 @@ CURVES: dict[str, tuple[str, Sequence[float], Sequence[float], Sequence[str]]] =
 @pytest.mark.parametrize("case", CURVES)
 def test_curves_that_do_not_fall_are_suspicious(case: str) -> None:
     over, values, ra, expected = CURVES[case]
-    found = check_curve(over, values, ra)
-    assert len(found) == len(expected)
-    for text, start in zip(found, expected, strict=True):
+    messages = check_curve(over, values, ra)
+    assert len(messages) == len(expected)
+    for text, start in zip(messages, expected, strict=True):
         assert text.startswith(start)

@@ -12,14 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dat.attacks import APGD, Square
+from dat.attacks import APGD, Square, suites
 from dat.cli import main
-from dat.data import load, some_images
-from dat.evaluation import suites
+from dat.data import class_balanced_subset, load
+from tests.cli.test_cli import call
 from tests.evaluation.cases import CPU
-from tests.test_cli import call
 
-Said = Callable[..., Any]
+JsonCommand = Callable[..., Any]
 ATTACKS = "clean,fgsm,pgd-2,square-10"
 
 
@@ -49,15 +48,15 @@ def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
+def run_json(capsys: pytest.CaptureFixture[str]) -> JsonCommand:
     """A command's JSON."""
 
-    def said(*words: str) -> Any:
+    def run_command(*words: str) -> Any:
         code, out, err = call(capsys, *words, "--json")
         assert code == 0, err
         return json.loads(out)
 
-    return said
+    return run_command
 
 
 @pytest.fixture
@@ -78,89 +77,91 @@ def quick_autoattack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(suites.SUITES, "autoattack", lambda classes: members)
 
 
-def test_each_attack_has_its_figures(run: Path, said: Said) -> None:
-    found = said("evaluate", str(run), "--attacks", ATTACKS)
-    assert list(found["suites"]) == ATTACKS.split(",")
-    assert (found["run"], found["weights"], found["workers"]) == (str(run), "best", 1)
-    assert found["images"] == 360
-    assert found["attack"] == "fgsm, linf 0.08"
-    assert found["ra"] == found["suites"]["fgsm"]["ra"]
-    assert found["suites"]["clean"] == {"ra": found["ta"], "fell": {}, "costs": {}}
-    assert "aa" not in found
-    standing = round(found["ta"] * 3.6)
+def test_each_attack_has_its_figures(run: Path, run_json: JsonCommand) -> None:
+    report = run_json("evaluate", str(run), "--attacks", ATTACKS)
+    assert list(report["suites"]) == ATTACKS.split(",")
+    assert (report["run"], report["weights"], report["workers"]) == (str(run), "best", 1)
+    assert report["images"] == 360
+    assert report["attack"] == "fgsm, linf 0.08"
+    assert report["ra"] == report["suites"]["fgsm"]["ra"]
+    assert report["suites"]["clean"] == {"ra": report["ta"], "fell": {}, "costs": {}}
+    assert "aa" not in report
+    standing = round(report["ta"] * 3.6)
     for name in ATTACKS.split(",")[1:]:
-        suite = found["suites"][name]
+        suite = report["suites"][name]
         assert suite["ra"] == pytest.approx((standing - suite["fell"][name]) / 3.6)
         assert suite["costs"][name]["seconds"] > 0
-    costs = found["suites"]["pgd-2"]["costs"]["pgd-2"]
+    costs = report["suites"]["pgd-2"]["costs"]["pgd-2"]
     assert (costs["forwards"], costs["backwards"]) == (3 * standing, 2 * standing)
-    assert 0 < found["suites"]["pgd-2"]["ra"] < found["suites"]["square-10"]["ra"] < found["ta"]
-    assert found["warnings"] == []
-    assert found["network"] == "frozen copy"
+    assert 0 < report["suites"]["pgd-2"]["ra"] < report["suites"]["square-10"]["ra"] < report["ta"]
+    assert report["warnings"] == []
+    assert report["network"] == "frozen copy"
 
 
-def test_without_attacks_it_is_the_runs_own_evaluation(run: Path, said: Said) -> None:
+def test_without_attacks_it_is_the_runs_own_evaluation(run: Path, run_json: JsonCommand) -> None:
     result = json.loads((run / "result.json").read_text())
     for weights, prefix in (("best", ""), ("ema-best", "ema_")):
-        found = said("evaluate", str(run), "--weights", weights)
-        assert list(found["suites"]) == ["pgd-2"]
-        assert (found["ta"], found["ra"]) == (result[f"{prefix}ta"], result[f"{prefix}ra"])
-        assert found["weights"] == weights
+        report = run_json("evaluate", str(run), "--weights", weights)
+        assert list(report["suites"]) == ["pgd-2"]
+        assert (report["ta"], report["ra"]) == (result[f"{prefix}ta"], result[f"{prefix}ra"])
+        assert report["weights"] == weights
 
 
 def test_autoattack_is_shown_attack_by_attack(
-    run: Path, table: Callable[..., list[list[str]]], said: Said, quick_autoattack: None
+    run: Path, table: Callable[..., list[list[str]]], run_json: JsonCommand, quick_autoattack: None
 ) -> None:
     words = ("evaluate", str(run), "--attacks", "pgd-2,autoattack")
-    found = said(*words)
-    assert found["aa"] == found["suites"]["autoattack"]["ra"]
+    report = run_json(*words)
+    assert report["aa"] == report["suites"]["autoattack"]["ra"]
     lines = table(*words)
     assert " ".join(lines[0]) == "Run Weights TA (%) pgd-2 (%) autoattack (%)"
-    assert lines[1] == [str(run), "best", *(f"{found[key]:.2f}" for key in ("ta", "ra", "aa"))]
+    assert lines[1] == [str(run), "best", *(f"{report[key]:.2f}" for key in ("ta", "ra", "aa"))]
     assert lines[2][:2] == ["RA", "(%):"]
     assert "360 test images, linf 0.08." in " ".join(lines[2])
-    headers = "autoattack Fell Left (%) Forward passes Backward passes s"
+    headers = "autoattack Broken RA (%) Forward passes Backward passes s"
     assert " ".join(lines[3]) == headers
     assert [line[0] for line in lines[4:7]] == ["clean", "apgd-ce", "square"]
-    assert lines[4][1:] == [f"{found['ta']:.2f}"]
-    fell = found["suites"]["autoattack"]["fell"]
+    assert lines[4][1:] == [f"{report['ta']:.2f}"]
+    fell = report["suites"]["autoattack"]["fell"]
     assert [line[1] for line in lines[5:7]] == [str(fell["apgd-ce"]), str(fell["square"])]
-    assert lines[6][2] == f"{found['aa']:.2f}"
+    assert lines[6][2] == f"{report['aa']:.2f}"
 
 
-def test_fewer_images_fall_as_among_all(run: Path, said: Said) -> None:
-    few = said("evaluate", str(run), "--images", "40", "--attacks", "pgd-2")
-    assert few["images"] == 40
+def test_fewer_images_fall_as_among_all(run: Path, run_json: JsonCommand) -> None:
+    report = run_json("evaluate", str(run), "--images", "40", "--attacks", "pgd-2")
+    assert report["images"] == 40
     (verdicts,) = run.glob("evaluations/pgd-2-*/verdicts.json")
     fell = json.loads(verdicts.read_text())["pgd-2"]
-    said("evaluate", str(run), "--images", "9999", "--attacks", "pgd-2")
+    run_json("evaluate", str(run), "--images", "9999", "--attacks", "pgd-2")
     (other,) = set(run.glob("evaluations/pgd-2-*/verdicts.json")) - {verdicts}
-    numbers = some_images(load("digits").test, 40).numbers
+    numbers = class_balanced_subset(load("digits").test, 40).numbers
     assert numbers is not None
     among_all = json.loads(other.read_text())["pgd-2"]
     assert numbers[fell].tolist() == [row for row in among_all if row in numbers.tolist()]
 
 
-def test_verdicts_are_kept_beside_the_run_or_elsewhere_or_nowhere(run: Path, said: Said) -> None:
+def test_verdicts_are_kept_beside_the_run_or_elsewhere_or_nowhere(
+    run: Path, run_json: JsonCommand
+) -> None:
     words = ("evaluate", str(run), "--attacks", "clean,pgd-2", "--images", "20")
-    said(*words, "--out", "none")
+    run_json(*words, "--out", "none")
     assert not (run / "evaluations").exists()
     assert not Path("none").exists()
-    said(*words, "--out", "else/where")
+    run_json(*words, "--out", "else/where")
     assert not (run / "evaluations").exists()
     assert len(list(Path("else/where").glob("pgd-2-*/verdicts.json"))) == 1
-    first = said(*words)
+    first = run_json(*words)
     (place,) = (run / "evaluations").iterdir()
     before = {path.name: path.stat().st_mtime_ns for path in place.glob("*.safetensors")}
-    again = said(*words)
+    again = run_json(*words)
     assert first["suites"] == again["suites"]  # down to the seconds: nothing was done again
     assert {p.name: p.stat().st_mtime_ns for p in place.glob("*.safetensors")} == before
 
 
-def test_examples_are_kept_on_demand(run: Path, said: Said) -> None:
+def test_examples_are_kept_on_demand(run: Path, run_json: JsonCommand) -> None:
     words = ("evaluate", str(run), "--attacks", "pgd-2", "--images", "50")
-    said(*words)
-    found = said(*words, "--examples")
+    run_json(*words)
+    report = run_json(*words, "--examples")
     folders = {path.parent for path in run.glob("evaluations/*/about.json")}
     kept = {
         folder: [load_file(path) for path in folder.glob("*.safetensors")] for folder in folders
@@ -168,25 +169,25 @@ def test_examples_are_kept_on_demand(run: Path, said: Said) -> None:
     assert sorted("examples" in part for parts in kept.values() for part in parts) == [False, True]
     (part,) = (part for parts in kept.values() for part in parts if "examples" in part)
     rows = part["rows"][part["fell"].bool()]
-    assert len(rows) == len(part["examples"]) == found["suites"]["pgd-2"]["fell"]["pgd-2"]
-    x, _ = some_images(load("digits").test, 50).batch(rows, CPU)
+    assert len(rows) == len(part["examples"]) == report["suites"]["pgd-2"]["fell"]["pgd-2"]
+    x, _ = class_balanced_subset(load("digits").test, 50).batch(rows, CPU)
     assert float((part["examples"] - x).abs().max()) <= 0.08 + 1e-6
 
 
-def test_runs_and_settings_come_in_any_order(run: Path, said: Said) -> None:
-    expected = said("evaluate", str(run), "threat.eps=0.02", "seed=3", "--attacks", "fgsm")
+def test_runs_and_settings_come_in_any_order(run: Path, run_json: JsonCommand) -> None:
+    expected = run_json("evaluate", str(run), "threat.eps=0.02", "seed=3", "--attacks", "fgsm")
     words = ("evaluate", "threat.eps=0.02", "--attacks", "fgsm", str(run), "--quiet", "seed=3")
-    found = said(*words)
-    assert found["ra"] == expected["ra"]
-    assert found["attack"] == "fgsm, linf 0.02"
-    assert found["ra"] > said("evaluate", str(run), "--attacks", "fgsm")["ra"]
+    report = run_json(*words)
+    assert report["ra"] == expected["ra"]
+    assert report["attack"] == "fgsm, linf 0.02"
+    assert report["ra"] > run_json("evaluate", str(run), "--attacks", "fgsm")["ra"]
 
 
-def test_the_suite_may_be_a_setting(run: Path, said: Said) -> None:
-    found = said("evaluate", str(run), "evaluate.attacks=clean", "--out", "none")
-    assert list(found["suites"]) == ["clean"]
-    assert found["ra"] is None
-    assert found["attack"] == "linf 0.08"
+def test_the_suite_may_be_a_setting(run: Path, run_json: JsonCommand) -> None:
+    report = run_json("evaluate", str(run), "evaluate.attacks=clean", "--out", "none")
+    assert list(report["suites"]) == ["clean"]
+    assert report["ra"] is None
+    assert report["attack"] == "linf 0.08"
 
 
 NETS = """
@@ -237,28 +238,28 @@ def linear(path: Path) -> None:
     save_file({"1.weight": 4 * means, "1.bias": -2 * means.square().sum(1)}, path)
 
 
-def test_anybodys_model_is_measured(own: str, said: Said, tmp_path: Path) -> None:
+def test_anybodys_model_is_measured(own: str, run_json: JsonCommand, tmp_path: Path) -> None:
     linear(tmp_path / "net.safetensors")
     model = ("--model", f"{own}:net", "--data", "digits")
     words = ("evaluate", *model, "--weights", "net.safetensors", "--attacks", "pgd-3")
-    found = said(*words, "threat.eps=0.05")
-    assert found["run"] == "net"
-    assert found["weights"] == "net"
-    assert found["ta"] > 80
-    assert 0 < found["ra"] < found["ta"]
-    assert found["attack"] == "pgd-3, linf 0.05"
+    report = run_json(*words, "threat.eps=0.05")
+    assert report["run"] == "net"
+    assert report["weights"] == "net"
+    assert report["ta"] > 80
+    assert 0 < report["ra"] < report["ta"]
+    assert report["attack"] == "pgd-3, linf 0.05"
     assert len(list(tmp_path.glob("evaluations/net/pgd-3-*/verdicts.json"))) == 1
-    unlearned = said("evaluate", *model, "--attacks", "clean")
+    unlearned = run_json("evaluate", *model, "--attacks", "clean")
     assert unlearned["weights"] == "as made"
     assert unlearned["ta"] < 40
 
 
 def test_networks_of_ours_are_measured_alike(
-    said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_json: JsonCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("--model", "cnn", "--data", "digits", "--attacks", "clean", "model.width=2")
-    assert said("evaluate", *words)["run"] == "cnn"
+    assert run_json("evaluate", *words)["run"] == "cnn"
 
 
 def test_doubts_go_to_standard_error(
@@ -267,9 +268,9 @@ def test_doubts_go_to_standard_error(
     words = ("evaluate", "--model", f"{own}:Soft", "--data", "digits", "--attacks", "pgd-1")
     code, out, err = call(capsys, *words, "--out", "none", "--json")
     assert code == 0
-    found = json.loads(out)
-    assert err.splitlines() == [f"warning: {text}" for text in found["warnings"]]
-    assert any("outputs are probabilities, not logits" in text for text in found["warnings"])
+    report = json.loads(out)
+    assert err.splitlines() == [f"warning: {text}" for text in report["warnings"]]
+    assert any("outputs are probabilities, not logits" in text for text in report["warnings"])
     code, out, err = call(capsys, *words, "--out", "none", "--json", "--no-checks")
     assert code == 0
     assert err == ""
@@ -281,7 +282,7 @@ def test_doubts_go_to_standard_error(
     [
         ("nets", "has no function or class 'nets': did you mean net?"),
         ("lost", "failed when called with no arguments: KeyError: 'lost' ("),
-        ("few", "the model gives 7 logits an image, but labels go up to 9"),
+        ("few", "the model gives 7 logits per image, but labels go up to 9"),
         ("tall", "the model cannot take images of shape (1, 8, 8) (mat1 and mat2 shapes cannot"),
         ("sick", "the model's logits are not finite for 64 of 64 clean images"),
     ],
@@ -308,11 +309,11 @@ BAD = {
     ),
     "weights in pieces": (
         "evaluate RUN --weights broken.safetensors",
-        "broken.safetensors: not a whole safetensors file (",
+        "broken.safetensors: not a valid safetensors file (",
     ),
     "run and model": (
         "evaluate RUN --model cnn --data digits",
-        ": give a run or --model, not both",
+        ": specify a run or --model, not both",
     ),
     "setting": (
         "evaluate RUN threat.esp=1",
@@ -320,15 +321,21 @@ BAD = {
     ),
     "examples nowhere": (
         "evaluate RUN --examples --out none",
-        "--examples: needs a folder to keep",
+        "--examples: requires a folder",
     ),
     "folder in a file": ("evaluate RUN --out other.safetensors", "other.safetensors"),
     "sweep without steps": (
         "sweep RUN --attack pgd",
-        "--attack pgd: an attack with its steps, e.g.",
+        "--attack pgd: must be an attack with its steps, e.g.",
     ),
-    "sweep of nothing": ("sweep RUN --attack pgd-0", "--attack pgd-0: an attack with its steps"),
-    "sweep of restarts": ("sweep RUN --attack pgd-20x5", "--attack pgd-20x5: an attack with its"),
+    "sweep of nothing": (
+        "sweep RUN --attack pgd-0",
+        "--attack pgd-0: must be an attack with its steps",
+    ),
+    "sweep of restarts": (
+        "sweep RUN --attack pgd-20x5",
+        "--attack pgd-20x5: must be an attack with its",
+    ),
     "sweep of a suite": ("sweep RUN --attack autoattack-20", "did you mean autoattack?"),
     "sweep of a single step": ("sweep RUN --attack fgsm-20", "did you mean fgsm?"),
     "sweep of a typo": (
@@ -337,10 +344,10 @@ BAD = {
     ),
     "sweep of no number": (
         "sweep RUN --eps 0.1,lots",
-        "--eps = 'lots': must be number, at least 0",
+        "--eps = 'lots': must be a number, at least 0",
     ),
     "sweep below 0": ("sweep RUN --eps 0.1,-0.1", "--eps = -0.1: must be at least 0"),
-    "sweep by 0": ("sweep RUN --eps 1/0", "--eps = '1/0': must be number, at least 0"),
+    "sweep by 0": ("sweep RUN --eps 1/0", "--eps = '1/0': must be a number, at least 0"),
     "no such picture": (
         "sweep RUN --plot it.txt",
         "it.txt: a plot is written to a file that ends in",
@@ -379,12 +386,12 @@ def test_bad_numbers_are_shown_the_usage(
 
 
 def test_a_sweep_as_tables_and_as_json(
-    run: Path, table: Callable[..., list[list[str]]], said: Said
+    run: Path, table: Callable[..., list[list[str]]], run_json: JsonCommand
 ) -> None:
     words = ("sweep", str(run), "--eps", "0,4/255,0.08", "--steps", "1,2", "--attack", "pgd-2")
-    found = said(*words)
-    eps, steps = found["curves"]
-    assert (found["attack"], found["warnings"]) == ("pgd-2", [])
+    report = run_json(*words)
+    eps, steps = report["curves"]
+    assert (report["attack"], report["warnings"]) == ("pgd-2", [])
     assert (eps["run"], eps["over"], eps["values"]) == (str(run), "eps", [0, 4 / 255, 0.08])
     assert (steps["over"], steps["values"]) == ("steps", [1, 2])
     result = json.loads((run / "result.json").read_text())
@@ -401,33 +408,33 @@ def test_a_sweep_as_tables_and_as_json(
     assert not (run / "evaluations").exists()
 
 
-def test_a_sweep_over_one_thing_alone(run: Path, said: Said) -> None:
-    (curve,) = said("sweep", str(run), "--steps", "1", "--images", "30")["curves"]
+def test_a_sweep_over_one_thing_alone(run: Path, run_json: JsonCommand) -> None:
+    (curve,) = run_json("sweep", str(run), "--steps", "1", "--images", "30")["curves"]
     assert (curve["over"], curve["values"]) == ("steps", [1])
     words = ("sweep", "evaluate.batch=7", str(run), "--eps", "0.1", "--images", "30", "seed=0")
-    (curve,) = said(*words)["curves"]
+    (curve,) = run_json(*words)["curves"]
     assert (curve["over"], curve["values"]) == ("eps", [0.1])
     standing = 30 * curve["ra"][0] / 100
     assert standing == pytest.approx(round(standing))
     assert 0 < standing < 30
 
 
-def test_a_sweep_by_itself_goes_up_to_twice_the_runs_eps(run: Path, said: Said) -> None:
-    eps, steps = said("sweep", str(run), "--attack", "pgd-1", "--images", "10")["curves"]
+def test_a_sweep_by_itself_goes_up_to_twice_the_runs_eps(run: Path, run_json: JsonCommand) -> None:
+    eps, steps = run_json("sweep", str(run), "--attack", "pgd-1", "--images", "10")["curves"]
     assert eps["values"] == pytest.approx([0.02 * number for number in range(9)])
     assert steps["values"] == [1, 2, 5, 10, 20, 50, 100]
 
 
 def test_runs_are_swept_side_by_side_and_drawn(
-    run: Path, table: Callable[..., list[list[str]]], said: Said
+    run: Path, table: Callable[..., list[list[str]]], run_json: JsonCommand
 ) -> None:
     other = shutil.copytree(run, run.with_name("other"))
     shutil.copy(run / "ema-best.safetensors", other / "best.safetensors")
     words = (str(run), str(other), "--eps", "0,0.08", "--attack", "pgd-2", "--images", "60")
-    found = said("sweep", *words)
-    assert [curve["run"] for curve in found["curves"]] == [str(run), str(other)]
-    (alone,) = said("sweep", str(run), "--weights", "ema-best", *words[2:])["curves"]
-    assert found["curves"][1]["ra"] == alone["ra"]
+    report = run_json("sweep", *words)
+    assert [curve["run"] for curve in report["curves"]] == [str(run), str(other)]
+    (alone,) = run_json("sweep", str(run), "--weights", "ema-best", *words[2:])["curves"]
+    assert report["curves"][1]["ra"] == alone["ra"]
     for suffix, magic in ((".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")):
         picture = Path(f"it{suffix}")
         lines = table("sweep", *words, "--plot", str(picture))
@@ -450,10 +457,10 @@ def test_names_in_a_sweeps_table_are_no_markup(
 def test_doubts_about_a_curve_go_to_standard_error(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dat.measure.check_curve", lambda over, values, ra: [f"odd over {over}"])
+    monkeypatch.setattr("dat.jobs.sweep.check_curve", lambda over, values, ra: [f"odd over {over}"])
     words = ("sweep", str(run), "--eps", "0.05", "--steps", "1", "--images", "10")
     code, out, err = call(capsys, *words, "--json")
     assert code == 0
-    found = json.loads(out)["warnings"]
-    assert found == [f"{run}: odd over eps", f"{run}: odd over steps"]
-    assert err.splitlines() == [f"warning: {text}" for text in found]
+    warnings = json.loads(out)["warnings"]
+    assert warnings == [f"{run}: odd over eps", f"{run}: odd over steps"]
+    assert err.splitlines() == [f"warning: {text}" for text in warnings]

@@ -13,16 +13,18 @@ import yaml
 from torch import Tensor, nn
 
 import dat
-from dat.build import make_model, read_run
 from dat.cli import main
-from dat.config import RunConfig
+from dat.config.build import make_model
+from dat.config.runs import read_run
+from dat.config.schema import RunConfig
+from dat.core.smoothing import Smoothed
 from dat.data import load
-from dat.export import formats, job
+from dat.export import folder as job
+from dat.export import formats
 from dat.models import MODELS
-from dat.smoothing import Smoothed
 from dat.train import save_weights
 
-HAS_ONNX = all(importlib.util.find_spec(it) for it in ("onnx", "onnxscript", "onnxruntime"))
+HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
 needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="needs pip install 'dat[onnx]'")
 ALL = ("hub", "torchscript", "exported", *(["onnx"] if HAS_ONNX else []))
 TINY = {"model": {"name": "cnn", "width": 4}}
@@ -45,7 +47,7 @@ def images() -> Tensor:
 
 
 def model_of(run: Path) -> nn.Module:
-    _, config = read_run(run)
+    _, config = read_run(run, trust=True)
     model = make_model(config, load("digits"))
     dat.load_weights(model, run / "best.safetensors")
     return config.objective.deployed(model).eval()
@@ -85,8 +87,8 @@ def test_the_command_leaves_a_folder_for_model_hubs(
     out = tmp_path / "mine"
     code, text, err = call(capsys, "export", str(run), "--out", str(out), "--json")
     assert code == 0, err
-    told = json.loads(text)
-    assert [(it["format"], it["difference"]) for it in told["files"]] == [("hub", 0.0)]
+    printed = json.loads(text)
+    assert [(entry["format"], entry["difference"]) for entry in printed["files"]] == [("hub", 0.0)]
     assert {path.name for path in out.iterdir()} == {
         "README.md",
         "config.json",
@@ -94,14 +96,14 @@ def test_the_command_leaves_a_folder_for_model_hubs(
     }
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
-    facts = json.loads((out / "config.json").read_text())
-    assert facts["dat"] == dat.__version__
-    assert facts["network"]["model"] == {"name": "cnn", "width": 4}
-    assert (facts["shape"], facts["classes"]) == ([1, 8, 8], 10)
-    assert facts["mean"] == pytest.approx(load("digits").mean)
-    assert facts["threat"] == {"norm": "linf", "eps": 0.2}
-    assert facts["training"]["method"] == "AT"
-    figures = [(it["name"], it["under"], it["images"]) for it in facts["figures"]]
+    description = json.loads((out / "config.json").read_text())
+    assert description["dat"] == dat.__version__
+    assert description["network"]["model"] == {"name": "cnn", "width": 4}
+    assert (description["shape"], description["classes"]) == ([1, 8, 8], 10)
+    assert description["mean"] == pytest.approx(load("digits").mean)
+    assert description["threat"] == {"norm": "linf", "eps": 0.2}
+    assert description["training"]["method"] == "AT"
+    figures = [(entry["name"], entry["under"], entry["images"]) for entry in description["figures"]]
     assert figures == [
         ("TA", "no attack", 10),
         ("RA", "pgd-1, linf 0.2", 10),
@@ -112,8 +114,8 @@ def test_the_command_leaves_a_folder_for_model_hubs(
         ("CA", "certified within l2 0.1, sigma 0.1", 5),
     ]
     result = json.loads((run / "result.json").read_text())
-    found = [it["value"] for it in facts["figures"][:3]]
-    assert found == [result["ta"], result["ra"], result["aa"]]
+    values = [entry["value"] for entry in description["figures"][:3]]
+    assert values == [result["ta"], result["ra"], result["aa"]]
 
 
 def test_the_card_has_front_matter_figures_and_code(run: Path, tmp_path: Path) -> None:
@@ -139,10 +141,13 @@ def test_a_loaded_model_answers_as_the_runs_does(run: Path, tmp_path: Path) -> N
 
 
 def test_without_an_out_each_weights_have_their_folder(run: Path) -> None:
-    told = dat.export_run(run, weights="ema-last")
-    assert told["folder"] == str(run / "export" / "ema-last")
-    facts = json.loads((run / "export" / "ema-last" / "config.json").read_text())
-    assert [it["under"] for it in facts["figures"]] == ["no attack", "pgd-2, linf 0.2"]
+    exported = dat.export_run(run, weights="ema-last")
+    assert exported["folder"] == str(run / "export" / "ema-last")
+    description = json.loads((run / "export" / "ema-last" / "config.json").read_text())
+    assert [figure["under"] for figure in description["figures"]] == [
+        "no attack",
+        "pgd-2, linf 0.2",
+    ]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -150,10 +155,10 @@ def test_every_network_in_every_format(name: str, tmp_path: Path) -> None:
     # a layer norm over two values is next to a sign: it makes a difference of what is rounding
     width = 8 if name.startswith("vit") else 2
     run = make_run(tmp_path / "run", {"model": {"name": name, "width": width}})
-    told = dat.export_run(run, formats=ALL, out=tmp_path / "out")
-    assert [it["format"] for it in told["files"]] == list(ALL)
-    assert all(it["difference"] < 1e-4 for it in told["files"])
-    assert "These weights were not measured." in (tmp_path / "out" / "README.md").read_text()
+    exported = dat.export_run(run, formats=ALL, out=tmp_path / "out")
+    assert [file["format"] for file in exported["files"]] == list(ALL)
+    assert all(file["difference"] < 1e-4 for file in exported["files"])
+    assert "These weights have not been evaluated." in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_what_was_fine_tuned_or_smoothed_comes_along(tmp_path: Path) -> None:
@@ -163,8 +168,8 @@ def test_what_was_fine_tuned_or_smoothed_comes_along(tmp_path: Path) -> None:
         "objective": {"name": "smooth", "sigma": 0.1, "votes": 3},
     }
     run = make_run(tmp_path / "run", values)
-    told = dat.export_run(run, formats=ALL, out=tmp_path / "out")
-    assert len(told["files"]) == len(ALL)
+    exported = dat.export_run(run, formats=ALL, out=tmp_path / "out")
+    assert len(exported["files"]) == len(ALL)
     model = dat.load(tmp_path / "out")
     assert isinstance(model, Smoothed) and isinstance(model.network, dat.Resized)
     assert torch.equal(model(images()), model_of(run)(images()))
@@ -189,14 +194,14 @@ def test_onnx_is_read_by_its_own_runtime_for_any_batch(tmp_path: Path) -> None:
 
 
 def test_a_file_that_disagrees_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(path: Path) -> formats.Answer:
+    def read(path: Path) -> formats.Predictor:
         model = formats._read_torchscript(path)
         return lambda x: model(x) * 1.01
 
-    form = formats.Format("model.torchscript", formats._torchscript, read)
-    monkeypatch.setitem(formats.TRACED, "torchscript", form)
+    altered = formats.Format("model.torchscript", formats._torchscript, read)
+    monkeypatch.setitem(formats.TRACED, "torchscript", altered)
     run = make_run(tmp_path / "run", TINY)
-    with pytest.raises(ValueError, match="torchscript: what was written answers otherwise"):
+    with pytest.raises(ValueError, match="torchscript: the exported model disagrees"):
         dat.export_run(run, formats=["hub", "torchscript"], out=tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -231,8 +236,10 @@ def test_code_of_ones_own_is_imported_only_when_named(
     (tmp_path / "own_nets.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     run = make_run(tmp_path / "run", {"model": {"name": "own_nets:Net"}})
-    dat.export_run(run, out=tmp_path / "out")
-    with pytest.raises(ValueError, match="the network is own_nets:Net, code of somebody's own"):
+    with pytest.raises(ValueError, match=r"the run's config imports code: .*own_nets:Net'"):
+        dat.export_run(run, out=tmp_path / "out")
+    dat.export_run(run, out=tmp_path / "out", trust=True)
+    with pytest.raises(ValueError, match="the network is own_nets:Net, custom code"):
         dat.load(tmp_path / "out")
     model = dat.load(tmp_path / "out", network="own_nets:Net")
     assert torch.equal(model(images()), model_of(run)(images()))
@@ -241,21 +248,25 @@ def test_code_of_ones_own_is_imported_only_when_named(
     winding = make_run(tmp_path / "winding", {"model": {"name": "own_nets:Winding"}})
     with pytest.raises(
         ValueError, match=r"--format exported: cannot write this network \("
-    ) as told:
-        dat.export_run(winding, formats=["exported"], out=tmp_path / "other")
-    assert len(str(told.value).splitlines()) == 1
+    ) as refused:
+        dat.export_run(winding, formats=["exported"], out=tmp_path / "other", trust=True)
+    assert len(str(refused.value).splitlines()) == 1
     assert not (tmp_path / "other").exists()
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     run, out = make_run(tmp_path / "run", TINY), tmp_path / "out"
     dat.export_run(run, formats=["torchscript"], out=out)
-    with pytest.raises(ValueError, match="in use: choose another --out, or --overwrite to replace"):
+    with pytest.raises(
+        ValueError, match="already exists: choose another --out, or --overwrite to replace"
+    ):
         dat.export_run(run, out=out)
     dat.export_run(run, out=out, overwrite=True)
     assert not (out / "model.torchscript").exists()
     (out / "thesis.txt").write_text("years of work")
-    with pytest.raises(ValueError, match="in use: choose another --out, or remove it yourself"):
+    with pytest.raises(
+        ValueError, match="already exists: choose another --out, or remove it yourself"
+    ):
         dat.export_run(run, out=out, overwrite=True)
     with pytest.raises(ValueError, match="remove it yourself"):
         dat.export_run(run, out=out / "thesis.txt", overwrite=True)
@@ -264,8 +275,11 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
 
 BAD = {
     "no run": ("export nowhere", "nowhere: not the folder of a run"),
-    "two runs": ("export a b", "give the folder of one run"),
-    "other settings": ("export {run} threat.eps=1", "threat.eps=1: a run is exported as it is"),
+    "two runs": ("export a b", "specify one run folder"),
+    "other settings": (
+        "export {run} threat.eps=1",
+        "threat.eps=1: an export keeps the run's settings",
+    ),
     "unknown format": ("export {run} --format onyx", "--format onyx: unknown: did you mean onnx?"),
     "no format": ("export {run} --format ,", "--format: name at least one of hub, onnx"),
     "no weights": ("export {run} --weights last", "last.safetensors: no such weights"),
@@ -298,7 +312,7 @@ def test_a_missing_package_is_named_with_its_extra(
         ({"network": {"model": {"name": "cnm"}, "finetune": {}}}, "model.name = 'cnm': must be"),
         ({"network": {}}, "'model'"),
         ({"shape": [1, 8]}, "not enough values"),
-        ({"classes": "many"}, "not as dat export writes it"),
+        ({"classes": "many"}, "not written by dat export"),
         ({"smoothing": {"sigma": -1}}, "must be above 0"),
         ({"layout": 7}, "layout = 7: must be 1; update dat"),
         ({"network": {"model": {"name": "cnn", "width": 5}, "finetune": {}}}, "does not fit"),
@@ -310,15 +324,15 @@ def test_what_somebody_else_wrote_is_checked(
     dat.export_run(make_run(tmp_path / "run", TINY), out=tmp_path / "out")
     path = tmp_path / "out" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | edit))
-    with pytest.raises(ValueError) as told:  # noqa: PT011
+    with pytest.raises(ValueError) as refused:  # noqa: PT011
         dat.load(tmp_path / "out")
-    assert message in str(told.value)
-    assert len(str(told.value).splitlines()) == 1
+    assert message in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no exported model"):
+    with pytest.raises(ValueError, match="not an exported model"):
         dat.load(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ValueError, match="not as dat export writes it"):
+    with pytest.raises(ValueError, match="not written by dat export"):
         dat.load(tmp_path)

@@ -1,4 +1,4 @@
-"""Workers die, are asked to stop, and come back in other numbers; nobody has to be there."""
+"""Runs survive workers that die, requests to stop, and other numbers of workers, unattended."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.distributed.conftest import DAT, DOUBLE, distance, run, torchrun, weights
+from tests.workers.conftest import DAT, DOUBLE, distance, run, torchrun, weights
 
+pytestmark = pytest.mark.slow
 SETTINGS = (
     *("model.width=4", "attack.steps=2", "train.batch=48", "train.epochs=3"),
     *(
@@ -44,8 +45,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def started(cwd: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    command = [*DAT, "train", *words]
+def started(cwd: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [*DAT, "train", *arguments]
     process = subprocess.Popen(
         command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -64,7 +65,7 @@ def children(process: subprocess.Popen[str]) -> list[int]:
 def reached(run_folder: Path) -> int:
     """The step of the last checkpoint."""
     root = run_folder / "checkpoints"
-    names = [it.name for it in root.iterdir()] if root.is_dir() else []
+    names = [path.name for path in root.iterdir()] if root.is_dir() else []
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
@@ -88,29 +89,34 @@ def figures(folder: Path) -> dict[str, object]:
     return {key: value for key, value in result.items() if "seconds" not in key}
 
 
-def test_killed_workers_are_replaced_and_nothing_differs(undisturbed: Path, tmp_path: Path) -> None:
-    """SIGKILL for a random worker, at two places of one run; benchmarks/faults.py does it twenty
-    times."""
-    chance = random.Random(0)
-    words = ("digits", *SETTINGS, "--workers", "3", "--out", "run", "--restarts", "2")
-    with started(tmp_path, *words) as process:
+def losses_of(folder: Path) -> list[float]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_killed_workers_are_restarted_and_nothing_differs(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    """SIGKILL for a random worker, twice in a run; benchmarks/faults.py does it twenty times."""
+    rng = random.Random(0)
+    arguments = ("digits", *SETTINGS, "--workers", "3", "--out", "run", "--restarts", "2")
+    with started(tmp_path, *arguments) as process:
         for step in (6, 45):
             wait_for(tmp_path / "run", step, process)
-            os.kill(chance.choice(children(process)), signal.SIGKILL)
+            os.kill(rng.choice(children(process)), signal.SIGKILL)
         _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    said = r"was ended by SIGKILL \(its log: .+\); starting again from the last checkpoint"
-    assert len(re.findall(said, err)) == 2
+    message = r"was killed by SIGKILL \(its log: .+\); restarting from the last checkpoint"
+    assert len(re.findall(message, err)) == 2
     assert same_bits(undisturbed, tmp_path / "run")
     assert figures(undisturbed) == figures(tmp_path / "run")
-    lines = [(it / "metrics.jsonl").read_text() for it in (undisturbed, tmp_path / "run")]
-    losses = [[json.loads(line)["loss"] for line in text.splitlines()] for text in lines]
-    assert losses[0] == losses[1] and len(losses[0]) == 3
+    losses = losses_of(undisturbed)
+    assert losses == losses_of(tmp_path / "run") and len(losses) == 3
 
 
-def test_after_so_many_deaths_it_gives_up_and_says_who(tmp_path: Path) -> None:
-    words = ("digits", *SETTINGS, "--workers", "2", "--out", "run", "--restarts", "1")
-    with started(tmp_path, *words) as process:
+def test_after_the_last_restart_the_error_names_the_worker(tmp_path: Path) -> None:
+    arguments = ("digits", *SETTINGS, "--workers", "2", "--out", "run", "--restarts", "1")
+    with started(tmp_path, *arguments) as process:
         for step in (3, 15):
             wait_for(tmp_path / "run", step, process)
             os.kill(children(process)[-1], signal.SIGKILL)
@@ -118,37 +124,38 @@ def test_after_so_many_deaths_it_gives_up_and_says_who(tmp_path: Path) -> None:
         left = children(process)
     assert process.returncode == 1 and left == []
     *_, reason, hint = err.splitlines()
-    told = re.fullmatch(r"error: worker \d was ended by SIGKILL \(its log: (.+)\)", reason)
-    assert told is not None, err
-    log = (tmp_path / told[1]).read_text()
+    message = re.fullmatch(r"error: worker \d was killed by SIGKILL \(its log: (.+)\)", reason)
+    assert message is not None, err
+    log = (tmp_path / message[1]).read_text()
     assert log.count("of 2: process") == 2 and "epoch 1, step " in log
-    assert hint.endswith("go on with: dat train --resume run") and "Traceback" not in err
+    assert hint.endswith("resume with: dat train --resume run") and "Traceback" not in err
     again = run([*DAT, "train", "--resume", "run", "--workers", "2", "--quiet"], tmp_path)
     assert again.returncode == 0, again.stderr
 
 
 @pytest.mark.alone
-def test_a_stopped_worker_is_found_by_the_timeout(undisturbed: Path, tmp_path: Path) -> None:
-    words = ("digits", *SETTINGS, "comm.timeout=5", "--workers", "3", "--out", "run")
-    with started(tmp_path, *words) as process:
+def test_a_stopped_worker_is_detected_by_the_timeout(undisturbed: Path, tmp_path: Path) -> None:
+    arguments = ("digits", *SETTINGS, "comm.timeout=5", "--workers", "3", "--out", "run")
+    with started(tmp_path, *arguments) as process:
         wait_for(tmp_path / "run", 9, process)
         os.kill(children(process)[1], signal.SIGSTOP)
         start = time.monotonic()
         _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert "starting again from the last checkpoint" in err
+    assert "restarting from the last checkpoint" in err
     assert time.monotonic() - start < 60
     assert same_bits(undisturbed, tmp_path / "run")
 
 
 @pytest.mark.parametrize("launcher", ["dat", "torchrun"])
-def test_sigterm_leaves_a_checkpoint_and_its_own_code(
+def test_sigterm_saves_a_checkpoint_and_has_its_own_exit_code(
     undisturbed: Path, tmp_path: Path, launcher: str
 ) -> None:
-    """To the launcher, as a scheduler does it; nothing since the signal is lost."""
-    settings = [it for it in SETTINGS if not it.startswith("train.save_every")]
-    words = ["train", "digits", *settings, "--out", "run", "--quiet"]
-    command = [*DAT, *words, "--workers", "3"] if launcher == "dat" else [*torchrun(3), *words]
+    """Sent to the launcher, as a scheduler does; no step before the signal is lost."""
+    settings = [word for word in SETTINGS if not word.startswith("train.save_every")]
+    arguments = ["train", "digits", *settings, "--out", "run", "--quiet"]
+    launch = [*DAT, *arguments, "--workers", "3"]
+    command = launch if launcher == "dat" else [*torchrun(3), *arguments]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -159,7 +166,7 @@ def test_sigterm_leaves_a_checkpoint_and_its_own_code(
     finally:
         process.kill()
         process.communicate()
-    assert "stopped after epoch 2, step " in err and "dat train --resume run" in err
+    assert "stopped on request after epoch 2, step " in err and "dat train --resume run" in err
     assert process.returncode == (75 if launcher == "dat" else 1)
     assert reached(tmp_path / "run") > 26
     again = run([*DAT, "train", "--resume", "run", "--workers", "3", "--quiet"], tmp_path)
@@ -171,7 +178,7 @@ def test_sigterm_leaves_a_checkpoint_and_its_own_code(
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three workers, asked to stop in the second epoch."""
+    """Three workers, stopped in the second epoch."""
     folder = tmp_path_factory.mktemp("interrupted")
     with started(folder, "digits", *SETTINGS, "--workers", "3", "--out", "run") as process:
         wait_for(folder / "run", 30, process)
@@ -181,40 +188,39 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("workers", [2, 4])
-def test_resumed_on_other_numbers_of_workers(
+def test_resuming_with_another_number_of_workers(
     undisturbed: Path, interrupted: Path, tmp_path: Path, workers: int
 ) -> None:
-    """Same global batch, same order of the data: the same weights but for rounding, which training
-    amplifies. The losses go on as they were."""
+    """The global batch and the order of the data are the same, so weights and losses differ only by
+    rounding, which training amplifies."""
     shutil.copytree(interrupted, tmp_path / "run")
     done = run([*DAT, "train", "--resume", "run", "--workers", str(workers)], tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"resumed on {workers} workers instead of 3: the global batch of 48" in done.stderr
-    texts = [(it / "metrics.jsonl").read_text() for it in (undisturbed, tmp_path / "run")]
-    before, after = ([json.loads(it)["loss"] for it in text.splitlines()] for text in texts)
-    assert after == pytest.approx(before, rel=1e-3)
+    assert losses_of(tmp_path / "run") == pytest.approx(losses_of(undisturbed), rel=1e-3)
     assert distance(weights(undisturbed), weights(tmp_path / "run")) < 0.05
 
 
-def test_carried_perturbations_find_their_images_on_other_workers(tmp_path: Path) -> None:
+def test_carried_perturbations_follow_their_images_to_other_workers(tmp_path: Path) -> None:
     """Stopped on three workers and resumed on two, in double precision: as if never stopped."""
     (tmp_path / "mine.py").write_text(DOUBLE)
-    words = ("digits", *SETTINGS, "model.name=mine:Net", "attack.carry=true", "attack.steps=1")
-    whole = run([*DAT, "train", *words, "--out", "whole"], tmp_path)
-    assert whole.returncode == 0, whole.stderr
-    with started(tmp_path, *words, "--workers", "3", "--out", "run") as process:
+    arguments = ("digits", *SETTINGS, "model.name=mine:Net", "attack.carry=true", "attack.steps=1")
+    done = run([*DAT, "train", *arguments, "--out", "uninterrupted"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    with started(tmp_path, *arguments, "--workers", "3", "--out", "run") as process:
         wait_for(tmp_path / "run", 30, process)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=120)
-    done = run([*DAT, "train", "--resume", "run", "--workers", "2"], tmp_path)
+    resume = ("--resume", "run", "model.name=mine:Net")  # code has to be named again
+    done = run([*DAT, "train", *resume, "--workers", "2"], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "carried perturbations go to the workers that have their images now" in done.stderr
-    assert distance(weights(tmp_path / "whole"), weights(tmp_path / "run")) < 1e-5
+    assert "carried perturbations are redistributed with their images" in done.stderr
+    assert distance(weights(tmp_path / "uninterrupted"), weights(tmp_path / "run")) < 1e-5
 
 
 @pytest.mark.alone
-def test_a_lost_node_leaves_the_rest_to_go_on(undisturbed: Path, tmp_path: Path) -> None:
-    """Two nodes, each an agent of torchrun's with workers of its own; one is killed whole."""
+def test_the_other_nodes_continue_without_a_lost_one(undisturbed: Path, tmp_path: Path) -> None:
+    """Two nodes, each a torchrun agent with its own workers; one is killed with all of them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -223,15 +229,15 @@ def test_a_lost_node_leaves_the_rest_to_go_on(undisturbed: Path, tmp_path: Path)
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "lost"),
         *("--local-addr", "127.0.0.1", "--monitor-interval", "0.2"),
     )
-    patience = "last_call_timeout=4,keep_alive_interval=1,keep_alive_max_attempt=2"
-    words = ("-m", "dat", "train", "digits", *SETTINGS, "comm.timeout=10", "--out", "run")
+    timeouts = "last_call_timeout=4,keep_alive_interval=1,keep_alive_max_attempt=2"
+    arguments = ("-m", "dat", "train", "digits", *SETTINGS, "comm.timeout=10", "--out", "run")
     nodes = []
     try:
-        for count, host in (("2", 1), ("1", 0)):  # the store is the first node's
-            conf = ("--rdzv-conf", f"{patience},is_host={host}", "--nproc-per-node", count)
+        for count, host in (("2", 1), ("1", 0)):  # the first node runs the store
+            conf = ("--rdzv-conf", f"{timeouts},is_host={host}", "--nproc-per-node", count)
             nodes.append(
                 subprocess.Popen(
-                    [*agent, *conf, *words],
+                    [*agent, *conf, *arguments],
                     cwd=tmp_path,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -258,7 +264,7 @@ def test_a_lost_node_leaves_the_rest_to_go_on(undisturbed: Path, tmp_path: Path)
 
 
 def listening(pids: set[int]) -> set[str]:
-    """Addresses on which these processes listen, from the kernel's own tables."""
+    """Addresses on which these processes listen, from the kernel's tables."""
     inodes = set()
     for pid in pids:
         for file in Path(f"/proc/{pid}/fd").iterdir():
@@ -268,29 +274,29 @@ def listening(pids: set[int]) -> set[str]:
                 continue
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
-    found = set()
+    addresses = set()
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:
                 raw = bytes.fromhex(fields[1].split(":")[0])
                 words = [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]
-                found.add(socket.inet_ntop(family, b"".join(words)))
-    return found
+                addresses.add(socket.inet_ntop(family, b"".join(words)))
+    return addresses
 
 
-def test_a_local_run_listens_on_loopback_alone(tmp_path: Path) -> None:
+def test_a_local_run_listens_on_loopback_only(tmp_path: Path) -> None:
     with started(tmp_path, "digits", *SETTINGS, "--workers", "2", "--out", "run") as process:
         wait_for(tmp_path / "run", 6, process)
-        seen = listening({process.pid, *children(process)})
-    assert seen == {"127.0.0.1"}  # gloo's own connections; no store
+        addresses = listening({process.pid, *children(process)})
+    assert addresses == {"127.0.0.1"}  # gloo's own connections; no store
 
 
-def test_a_run_by_itself_does_not_listen_at_all(tmp_path: Path) -> None:
+def test_a_single_worker_listens_on_loopback_at_most(tmp_path: Path) -> None:
     with started(tmp_path, "digits", *SETTINGS, "--out", "run") as process:
         wait_for(tmp_path / "run", 6, process)
-        seen = listening({process.pid})
-    assert seen <= {"127.0.0.1"}
+        addresses = listening({process.pid})
+    assert addresses <= {"127.0.0.1"}
 
 
 DIVERGES = """\
@@ -298,7 +304,7 @@ import os, torch
 from torch import nn
 
 class Net(nn.Module):
-    '''A machine with a broken memory: worker 1's weights change by themselves.'''
+    '''A machine with faulty memory: worker 1's weights change by themselves.'''
     def __init__(self, classes):
         super().__init__()
         self.net = nn.Linear(64, classes)
@@ -315,9 +321,9 @@ class Net(nn.Module):
 
 def test_replicas_that_differ_stop_the_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(DIVERGES)
-    settings = [it for it in SETTINGS if not it.startswith("model.width")]
-    words = ("model.name=mine:Net", "--workers", "3", "--out", "run", "--restarts", "0")
-    done = run([*DAT, "train", "digits", *settings, *words], tmp_path)
+    settings = [word for word in SETTINGS if not word.startswith("model.width")]
+    options = ("model.name=mine:Net", "--workers", "3", "--out", "run", "--restarts", "0")
+    done = run([*DAT, "train", "digits", *settings, *options], tmp_path)
     assert done.returncode == 3
-    assert "the weights of worker 1 are not those of the others" in done.stderr
+    assert "the weights of worker 1 differ from those of the others" in done.stderr
     assert sys.platform == "linux"

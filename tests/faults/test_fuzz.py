@@ -1,4 +1,4 @@
-"""Random, nested, wrong documents and files: a clear error or an answer, never a traceback."""
+"""Random, nested and wrong documents and files give a result or a clear error, no traceback."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from dat.build import read_result, read_run
-from dat.config import RunConfig, parse_edits
+from dat.config.recipes import names, read
+from dat.config.runs import read_result, read_run
+from dat.config.schema import RunConfig, parse_edits
 from dat.data import load
-from dat.data.shards import read_manifest
-from dat.recipes import names, read
+from dat.data.sharding import read_manifest
 from dat.train import read_weights
-from dat.train.checkpoint import Refused
+from dat.train.checkpoint import InvalidCheckpoint
 from dat.train.checkpoint import read as read_checkpoint
 
 GROUPS = tuple(RunConfig.read({}).dump())
@@ -52,36 +52,28 @@ configs = st.dictionaries(
     st.one_of(documents, st.dictionaries(st.sampled_from(FIELDS), scalars, max_size=4)),
     max_size=5,
 )
-many = settings(
-    derandomize=True,
-    deadline=None,
-    max_examples=1500,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-some = settings(many, max_examples=150)
+pytestmark = pytest.mark.fuzz
 
 
-def asked(work: Any) -> tuple[str, Any]:
-    """What it gives, or the one line that says why not."""
+def attempt(work: Any) -> tuple[str, Any]:
+    """An error message of one line, or the result."""
     try:
         return "", work()
     except (ValueError, OSError) as error:
-        said = str(error)
-    assert said and "\n" not in said
-    return said, None
+        message = str(error)
+    assert message and "\n" not in message
+    return message, None
 
 
-@many
 @given(document=configs)
 def test_any_document_is_a_config_or_a_clear_error(document: dict[str, Any]) -> None:
-    said, config = asked(lambda: RunConfig.read(document))
-    assert said or RunConfig.read(config.dump()) == config
+    error, config = attempt(lambda: RunConfig.read(document))
+    assert error or RunConfig.read(config.dump()) == config
 
 
-@some
 @given(edits=st.lists(st.text(max_size=20), max_size=3))
-def test_any_words_are_settings_or_a_clear_error(edits: list[str]) -> None:
-    asked(lambda: RunConfig.read(parse_edits(edits)))
+def test_any_arguments_are_settings_or_a_clear_error(edits: list[str]) -> None:
+    attempt(lambda: RunConfig.read(parse_edits(edits)))
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +81,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-@some
 @given(document=documents)
 def test_any_yaml_is_a_recipe_or_a_clear_error(document: Any, folder: Path) -> None:
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(document))
-    asked(lambda: read(str(path)))
+    attempt(lambda: read(str(path)))
 
 
 EVIL = (
@@ -116,7 +107,7 @@ def test_no_yaml_is_executed(text: str, folder: Path) -> None:
     boom = folder / "boom"
     path = folder / "evil.yaml"
     path.write_text(text.format(boom=boom) if "{boom}" in text or "{{" in text else text)
-    asked(lambda: read(str(path)))
+    attempt(lambda: read(str(path)))
     assert not boom.exists()
 
 
@@ -131,34 +122,32 @@ READERS: dict[str, Any] = {
 }
 
 
-@some
 @given(which=st.sampled_from(sorted(READERS)), raw=st.binary(max_size=200), start=st.integers(0, 3))
 def test_any_bytes_are_refused(which: str, raw: bytes, start: int, folder: Path) -> None:
-    place = folder / "files"
-    place.mkdir(exist_ok=True)
-    beginnings = (b"", b"PK\x03\x04", b"{", b"\x80\x04")
-    (place / which).write_bytes(beginnings[start] + raw)
+    files = folder / "files"
+    files.mkdir(exist_ok=True)
+    prefixes = (b"", b"PK\x03\x04", b"{", b"\x80\x04")
+    (files / which).write_bytes(prefixes[start] + raw)
     if which == "result.json":
         values = RunConfig.read({}).dump()
-        (place / "config.yaml").write_text(yaml.safe_dump(values))
+        (files / "config.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises((ValueError, OSError)) as error:
-        READERS[which](place / which)
+        READERS[which](files / which)
     assert "\n" not in str(error.value)
 
 
-@some
 @given(document=documents)
 def test_any_manifest_is_refused(document: Any, folder: Path) -> None:
-    place = folder / "00000001"
-    place.mkdir(exist_ok=True)
-    (place / "manifest.json").write_text(json.dumps(document))
-    with pytest.raises(Refused):
-        read_checkpoint(place)
+    checkpoint = folder / "00000001"
+    checkpoint.mkdir(exist_ok=True)
+    (checkpoint / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(InvalidCheckpoint):
+        read_checkpoint(checkpoint)
     with pytest.raises(ValueError, match="not the manifest of a part"):
-        read_manifest(place)
+        read_manifest(checkpoint)
 
 
-def test_a_payload_as_weights_does_not_run(tmp_path: Path) -> None:
+def test_a_payload_in_weights_is_not_executed(tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> tuple[Any, ...]:
             return os.mkdir, (str(tmp_path / "boom"),)
@@ -171,6 +160,6 @@ def test_a_payload_as_weights_does_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", names())
-def test_every_recipe_survives_its_own_dump(recipe: str) -> None:
+def test_every_recipe_is_read_back_from_its_dump(recipe: str) -> None:
     config = read(recipe)
     assert RunConfig.read(yaml.safe_load(yaml.safe_dump(config.dump()))) == config

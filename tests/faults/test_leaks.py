@@ -1,4 +1,4 @@
-"""Runs in one process leave nothing behind; benchmarks/faults.py looks for ten minutes."""
+"""Runs in one process leak no threads or files; benchmarks/faults.py tests it for ten minutes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from dat.comm import Buckets, Chunked, World
+from dat.distributed import Buckets, Chunked, World
 from tests.faults.test_resume import make
 
 
 @pytest.mark.parametrize("options", [{}, {"quantizer": Buckets(bits=4), "protocol": Chunked()}])
-def test_runs_in_a_row_leave_no_thread_and_no_file(
+def test_consecutive_runs_leak_no_thread_and_no_file(
     tmp_path: Path, options: dict[str, object]
 ) -> None:
-    """DDP holds its hook where the garbage collector cannot follow; a hook that holds DDP would
-    keep the process group's threads and sockets."""
-    seen = []
+    """DDP holds its hook where the garbage collector cannot see it; a hook that holds DDP would
+    leak the process group's threads and sockets."""
+    counts = []
     for number in range(3):
         with World.join(threads=1) as world:
             make(world, tmp_path / str(number), **options).fit()
         gc.collect()
-        seen.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
-    assert seen[0] == seen[1] == seen[2]
+        counts.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
+    assert counts[0] == counts[1] == counts[2]

@@ -1,7 +1,9 @@
-"""A run that was interrupted anywhere ends with the bits of one that never was."""
+"""A run that is interrupted anywhere and resumed ends with bitwise the same weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -9,31 +11,34 @@ import pytest
 import torch
 from torch import nn
 
-from dat.attacks import FGSM, NFGSM, PGD, Free
-from dat.comm import Buckets, Chunked, World
-from dat.compute import Compute
+from dat.attacks import FGSM, PGD, Free
+from dat.core.threat import ThreatModel
 from dat.data import Augmentation, ImageData, split_holdout
+from dat.distributed import Buckets, Chunked, World
+from dat.kernels import optimizer as kernel
 from dat.objectives import TRADES
-from dat.optim import LAMB, LARS, SGD, kernel
-from dat.threat import ThreatModel
-from dat.train import EpochRecord, Listener, NotFinite, Resumption, Saver, Trainer
+from dat.optim import LAMB, LARS, SGD
+from dat.train import Callback, Checkpoint, Checkpointer, EpochRecord, NotFinite, Trainer
 from dat.train.checkpoint import all_checkpoints
-from dat.train.growth import Growth
-from dat.train.sentinel import Sentinel
+from dat.train.engine import Compute
+from dat.train.guard import Guard, SkippedSteps
+from dat.train.overfitting_monitor import OverfittingMonitor
 from dat.train.step import StepReport
+from tests.trainers import make_trainer
 
 
 class Interruption(Exception):
-    """As if the power went off."""
+    """A simulated power failure."""
 
 
-class Off(Listener):
+class InterruptAt(Callback):
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
+    def on_step_end(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
         if trainer.updates == self.at:
-            trainer.saver.close() if trainer.saver else None
+            if trainer.checkpointer:
+                trainer.checkpointer.close()
             raise Interruption
 
 
@@ -55,7 +60,7 @@ def make(world: World, root: Path | None, **options: Any) -> Trainer:
         nn.Dropout(0.2),
         nn.Linear(64, 3),
     )
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "model": net,
         "data": train,
         "holdout": holdout,
@@ -65,11 +70,13 @@ def make(world: World, root: Path | None, **options: Any) -> Trainer:
         "epochs": 3,
         "batch": 12,
         "seed": 4,
-        "selection": PGD(steps=2),
+        "select_steps": 2,
         "world": world,
-        "saver": Saver(root, every=1, keep=3) if root else None,
     }
-    return Trainer(**usual | options)
+    callbacks = options.pop("callbacks", [])
+    if root and not any(isinstance(callback, Checkpointer) for callback in callbacks):
+        callbacks = [*callbacks, Checkpointer(root, every=1, keep=3)]
+    return make_trainer(**defaults | options, callbacks=callbacks)
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +86,12 @@ def world() -> Any:
 
 
 def outcome(trainer: Trainer, records: list[EpochRecord]) -> dict[str, Any]:
-    """Everything that must not differ; times do."""
-    timed = {key for key in EpochRecord._fields if key.endswith("seconds")}
-    told = [{k: v for k, v in it._asdict().items() if k not in timed} for it in records]
+    """Everything that must not differ; times may."""
+    times = {key for key in EpochRecord._fields if key.endswith("seconds")}
+    metrics = [{k: v for k, v in r._asdict().items() if k not in times} for r in records]
     states = {f"{n}{k}": v for n, m in trainer.models().items() for k, v in m.state_dict().items()}
     best = {k: v for n in trainer.models() for k, v in trainer.best_model(n).state_dict().items()}
-    return {"records": told, "states": states, "best": best, "epoch": trainer.best_epoch()}
+    return {"records": metrics, "states": states, "best": best, "epoch": trainer.best_epoch()}
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -124,45 +131,67 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "grown, in groups": {
         "attack": PGD(steps=1, carry=True),
-        "growth": Growth((1,), 2),
+        "grow": (1,),
+        "grow_by": 2,
         "epochs": 4,
         "bn": "ghost",
         "ghost": 5,
     },
-    "grown, free": {"attack": Free(replays=2), "growth": Growth((1,), 3), "epochs": 2},
+    "grown, free": {"attack": Free(replays=2), "grow": (1,), "grow_by": 3, "epochs": 2},
     "rescued": {
         "attack": FGSM(),
-        "sentinel": Sentinel(action="rescue", rescue=NFGSM(), drop=2.0, least=0.0),
+        "overfitting_monitor": OverfittingMonitor(action="rescue", drop=2.0, least=0.0),
     },
     "carried, rescued": {
         "attack": PGD(steps=1, carry=True),
-        "sentinel": Sentinel(action="rescue", rescue=NFGSM(), drop=2.0, least=0.0),
+        "overfitting_monitor": OverfittingMonitor(action="rescue", drop=2.0, least=0.0),
     },
 }
 
 
+@pytest.fixture(scope="module")
+def undisturbed(world: World) -> Callable[[str], tuple[dict[str, Any], int]]:
+    """The outcome of a case without interruption, and its number of updates."""
+
+    @cache
+    def end(name: str) -> tuple[dict[str, Any], int]:
+        trainer = make(world, None, **CASES[name])
+        return outcome(trainer, trainer.fit()), trainer.updates
+
+    return end
+
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("at", [2, slow(5), slow(9), 14])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("at", [2, 5, 9, 14])
-def test_the_end_is_the_same(tmp_path: Path, world: World, name: str, at: int) -> None:
-    whole = make(world, None, **CASES[name])
-    expected = outcome(whole, whole.fit())
-    first = make(world, tmp_path, **CASES[name], listeners=[Off(at)])
+def test_a_resumed_run_ends_with_the_same_bits(
+    tmp_path: Path,
+    world: World,
+    undisturbed: Callable[[str], tuple[dict[str, Any], int]],
+    name: str,
+    at: int,
+) -> None:
+    """Interrupted in the first epoch, when DDP has just reordered its buckets, and in a later one,
+    when batches have grown, perturbations carry over and the best weights are older."""
+    expected, updates = undisturbed(name)
+    first = make(world, tmp_path, **CASES[name], callbacks=[InterruptAt(at)])
     with pytest.raises(Interruption):
         first.fit()
-    found = Resumption.last(tmp_path, pytest.fail)
-    assert found is not None and found.updates == at - 1
+    last = Checkpoint.last(tmp_path, pytest.fail)
+    assert last is not None and last.updates == at - 1
     second = make(world, tmp_path, **CASES[name])
-    again = outcome(second, second.fit(found))
-    assert equal(again, expected)
-    assert second.updates == whole.updates
+    assert equal(outcome(second, second.fit(last)), expected)
+    assert second.updates == updates
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["kernel", "torch"])
 @pytest.mark.parametrize("optimizer", [LAMB(lr=0.02), LARS(lr=0.1)], ids=["lamb", "lars"])
-def test_so_it_is_in_channels_last(
+def test_a_resumed_run_in_channels_last_ends_with_the_same_bits(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, optimizer: Any, native: bool
 ) -> None:
-    """Moments are read back in the order of their weights, in which their norms are summed."""
+    """Moments get the memory format of their weights, in which their norms are summed."""
     if not native:
         monkeypatch.setattr(kernel, "library", lambda: None)
 
@@ -173,65 +202,66 @@ def test_so_it_is_in_channels_last(
         net = nn.Sequential(*layers)
         return make(world, root, model=net, optimizer=optimizer, compute=compute, **options)
 
-    whole = trainer(None)
-    expected = outcome(whole, whole.fit())
+    uninterrupted = trainer(None)
+    expected = outcome(uninterrupted, uninterrupted.fit())
     with pytest.raises(Interruption):
-        trainer(tmp_path, listeners=[Off(5)]).fit()
+        trainer(tmp_path, callbacks=[InterruptAt(5)]).fit()
     second = trainer(tmp_path)
-    assert equal(outcome(second, second.fit(Resumption.last(tmp_path, pytest.fail))), expected)
+    assert equal(outcome(second, second.fit(Checkpoint.last(tmp_path, pytest.fail))), expected)
     assert not second.model.get_parameter("2.weight").is_contiguous()
 
 
 def test_interrupted_again_and_again(tmp_path: Path, world: World) -> None:
-    whole = make(world, None, ema=0.9)
-    expected = outcome(whole, whole.fit())
+    uninterrupted = make(world, None, ema=0.9)
+    expected = outcome(uninterrupted, uninterrupted.fit())
     for at in (2, 3, 4, 11, 12, 13):
         with pytest.raises(Interruption):
-            make(world, tmp_path, ema=0.9, listeners=[Off(at)]).fit(
-                Resumption.last(tmp_path, pytest.fail)
+            make(world, tmp_path, ema=0.9, callbacks=[InterruptAt(at)]).fit(
+                Checkpoint.last(tmp_path, pytest.fail)
             )
     last = make(world, tmp_path, ema=0.9)
-    assert equal(outcome(last, last.fit(Resumption.last(tmp_path, pytest.fail))), expected)
+    assert equal(outcome(last, last.fit(Checkpoint.last(tmp_path, pytest.fail))), expected)
 
 
-def test_another_run_is_not_taken_up(tmp_path: Path, world: World) -> None:
+def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path, world: World) -> None:
     with pytest.raises(Interruption):
-        make(world, tmp_path, listeners=[Off(2)]).fit()
-    found = Resumption.last(tmp_path, pytest.fail)
-    with pytest.raises(ValueError, match="is of a run on 72 images in batches of 12"):
-        make(world, tmp_path, batch=6).fit(found)
+        make(world, tmp_path, callbacks=[InterruptAt(2)]).fit()
+    last = Checkpoint.last(tmp_path, pytest.fail)
+    with pytest.raises(ValueError, match="belongs to a run on 72 images in batches of 12"):
+        make(world, tmp_path, batch=6).fit(last)
 
 
-def test_steps_of_another_size_are_not_taken_up(tmp_path: Path, world: World) -> None:
+def test_the_batch_schedule_cannot_change_within_an_epoch(tmp_path: Path, world: World) -> None:
     with pytest.raises(Interruption):
-        make(world, tmp_path, listeners=[Off(9)], growth=Growth((1,), 2)).fit()
-    found = Resumption.last(tmp_path, pytest.fail)
+        make(world, tmp_path, callbacks=[InterruptAt(9)], grow=(1,), grow_by=2).fit()
+    last = Checkpoint.last(tmp_path, pytest.fail)
     with pytest.raises(ValueError, match="whose updates take 2 batches, not 1"):
-        make(world, tmp_path).fit(found)
+        make(world, tmp_path).fit(last)
 
 
-def test_a_full_disk_is_told_and_the_last_good_one_stays(
+def test_a_full_disk_is_reported_and_the_last_good_checkpoint_is_kept(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dat.train import checkpoint
 
-    told: list[str] = []
-    original, count = checkpoint._put, 0
+    reports: list[str] = []
+    original, count = checkpoint._write_synced, 0
 
     def full(path: Path, raw: bytes) -> None:
         nonlocal count
         count += 1
-        if count > 4:  # two whole checkpoints
+        if count > 4:  # two complete checkpoints
             raise OSError(28, "No space left on device")
         original(path, raw)
 
-    monkeypatch.setattr(checkpoint, "_put", full)
-    trainer = make(world, tmp_path, epochs=1, saver=Saver(tmp_path, every=1, tell=told.append))
-    assert len(trainer.fit()) == 1  # training goes on
-    assert told and "No space left on device" in told[0] and "00000002" in told[0]
-    assert [it.name for it in all_checkpoints(tmp_path)] == ["00000002", "00000001"]
+    monkeypatch.setattr(checkpoint, "_write_synced", full)
+    checkpointer = Checkpointer(tmp_path, every=1, report=reports.append)
+    trainer = make(world, tmp_path, epochs=1, callbacks=[checkpointer])
+    assert len(trainer.fit()) == 1  # training continues
+    assert reports and "No space left on device" in reports[0] and "00000002" in reports[0]
+    assert [path.name for path in all_checkpoints(tmp_path)] == ["00000002", "00000001"]
     monkeypatch.undo()
-    assert Resumption.last(tmp_path, pytest.fail) is not None
+    assert Checkpoint.last(tmp_path, pytest.fail) is not None
 
 
 class Breaks(nn.Module):
@@ -251,28 +281,30 @@ class Breaks(nn.Module):
 
 @pytest.mark.parametrize("guard", ["skip", "rollback"])
 @pytest.mark.parametrize("attack", [PGD(steps=2), PGD(steps=2, carry=True)])
-def test_a_broken_step_is_left_out_and_reported(
+def test_a_step_that_is_not_finite_is_skipped_and_reported(
     tmp_path: Path, world: World, guard: str, attack: PGD
 ) -> None:
-    said: list[str] = []
+    reasons: list[str] = []
 
-    class Hears(Listener):
-        def left_out_step(self, trainer: Trainer, reason: str, count: int) -> None:
-            said.append(reason)
+    class RecordsSkips(Callback):
+        def on_step_skipped(self, trainer: Trainer, reason: str, count: int) -> None:
+            reasons.append(reason)
 
-    settings = {"guard": guard, "attack": attack, "epochs": 2, "listeners": [Hears()]}
+    settings = {"guard": guard, "attack": attack, "epochs": 2, "callbacks": [RecordsSkips()]}
     trainer = make(world, tmp_path, model=Breaks({8}), **settings)
     records = trainer.fit()
-    assert len(records) == 2 and trainer.left_out == [[1, 1]]
-    assert len(said) == 1 and "epoch 2, step 2: the loss is" in said[0]
+    assert len(records) == 2 and trainer.parts.one(SkippedSteps).steps == [[1, 1]]
+    assert len(reasons) == 1 and "epoch 2, step 2: the loss is" in reasons[0]
     assert trainer.updates == 11
-    assert all(it.isfinite().all() for it in trainer.model.state_dict().values())
+    assert all(value.isfinite().all() for value in trainer.model.state_dict().values())
 
 
-def test_without_a_guard_it_stops_and_too_many_are_too_many(tmp_path: Path, world: World) -> None:
+def test_without_a_guard_or_after_too_many_skips_the_run_stops(
+    tmp_path: Path, world: World
+) -> None:
     with pytest.raises(NotFinite, match="epoch 1, step 3"):
         make(world, None, model=Breaks({3})).fit()
-    always = make(world, None, model=Breaks(set(range(3, 99))), guard="skip", guard_most=4)
+    always = make(world, None, model=Breaks(set(range(3, 99))), guard=Guard(action="skip", most=4))
     with pytest.raises(NotFinite, match="epoch 2, step 1"):
         always.fit()
-    assert len(always.left_out) == 4
+    assert len(always.parts.one(SkippedSteps).steps) == 4

@@ -1,4 +1,4 @@
-"""A folded network answers as its model does, and the model is found as it was."""
+"""A folded network has the outputs of its model, and the model is not changed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
+from dat.core.smoothing import Smoothed
 from dat.models import MODELS, build_model, normalized
 from dat.models.folding import Affine, fold
-from dat.smoothing import Smoothed
 
 CLASSES = 5
 CLOSE = 1e-4
@@ -22,7 +22,7 @@ CLOSE = 1e-4
 
 every_model = pytest.mark.parametrize("name", MODELS)
 NARROW = {"vit-4": 8, "vit-16": 8}
-"""Other than 2: a layer norm of two values leaves hardly more of them than their order."""
+"""Not 2: a layer norm of two values keeps hardly more than their order."""
 
 
 def images(number: int = 6, *, channels: int = 3, size: int = 8) -> Tensor:
@@ -30,8 +30,8 @@ def images(number: int = 6, *, channels: int = 3, size: int = 8) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(1))
 
 
-def used(net: nn.Module) -> nn.Module:
-    """As after a training: every batch norm has statistics, scales and shifts of its own."""
+def trained(net: nn.Module) -> nn.Module:
+    """As after training: every batch norm has nontrivial statistics, scales and shifts."""
     random = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -47,17 +47,17 @@ def used(net: nn.Module) -> nn.Module:
     return net
 
 
-def told(norms: int) -> str:
-    """What is said of a copy in which so many are folded."""
-    few = {0: "frozen copy", 1: "1 batch norm folded"}
-    return few.get(norms, f"{norms} batch norms folded")
+def expected_note(norms: int) -> str:
+    """The note for a number of folded batch norms."""
+    special = {0: "frozen copy", 1: "1 batch norm folded"}
+    return special.get(norms, f"{norms} batch norms folded")
 
 
 def norms_of(net: nn.Module) -> list[_BatchNorm]:
     return [module for module in net.modules() if isinstance(module, _BatchNorm)]
 
 
-def answer(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+def logits_and_gradient(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """Logits, and the gradient of the input."""
     x = x.clone().requires_grad_(True)
     logits = net(x)
@@ -65,17 +65,17 @@ def answer(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return logits.detach(), torch.autograd.grad((logits * weights).sum(), x)[0]
 
 
-def check_alike(folded: nn.Module, model: nn.Module, x: Tensor) -> None:
+def check_outputs_match(folded: nn.Module, model: nn.Module, x: Tensor) -> None:
     was_training = [module.training for module in model.modules()]
-    wanted = answer(copy.deepcopy(model).eval(), x)
-    for found, expected in zip(answer(folded, x), wanted, strict=True):
+    outputs = logits_and_gradient(copy.deepcopy(model).eval(), x)
+    for actual, expected in zip(logits_and_gradient(folded, x), outputs, strict=True):
         within = CLOSE * float(expected.abs().max())
-        torch.testing.assert_close(found, expected, rtol=0, atol=within)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=within)
     assert was_training == [module.training for module in model.modules()]
 
 
-def left_over(folded: nn.Module) -> list[str]:
-    """The batch norms that it still calls."""
+def remaining_norms(folded: nn.Module) -> list[str]:
+    """The batch norms that are still called."""
     assert isinstance(folded, torch.fx.GraphModule)
     calls = [str(node.target) for node in folded.graph.nodes if node.op == "call_module"]
     return [name for name in calls if isinstance(folded.get_submodule(name), _BatchNorm)]
@@ -86,7 +86,7 @@ def affines(folded: nn.Module) -> int:
 
 
 class Net(nn.Module):
-    """A convolution, a batch norm and a head, with something of a user's in between."""
+    """A convolution, a batch norm and a head, with user code in between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class ShapeBranch(Net):
 
 
 class Noise(Net):
-    """Tracing takes the number that comes for a constant."""
+    """Tracing turns the random number into a constant."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.end(self.norm(self.conv(x)) + torch.randn(1))
@@ -172,7 +172,7 @@ class NormFirst(Net):
         self.first = nn.BatchNorm2d(3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input comes back unharmed, though a ReLU follows."""
+        """The input must not change, although a ReLU follows."""
         return self.end(torch.relu(self.norm(self.conv(F.relu(self.first(x))))))
 
 
@@ -182,7 +182,7 @@ class ReluFirst(Net):
 
 
 class ReluBehindTanh(Net):
-    """A tanh's backward pass looks again at what it gave."""
+    """The backward pass of tanh needs its output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class OneDimensional(Net):
 
 
 class OtherConvolutions(Net):
-    """Strides, groups, dilation, and a transposed one, which is not taken in."""
+    """Strides, groups, dilation, and a transposed convolution, which is not folded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,25 +247,25 @@ class OtherConvolutions(Net):
 def built(kind: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return used(kind())
+        return trained(kind())
 
 
 @every_model
-def test_every_network_answers_alike_without_batch_norms(name: str) -> None:
-    net = used(build_model(name, CLASSES, width=NARROW.get(name, 2)))
+def test_every_network_has_the_same_outputs_without_batch_norms(name: str) -> None:
+    net = trained(build_model(name, CLASSES, width=NARROW.get(name, 2)))
     model = normalized(net, [0.4, 0.5, 0.6], [0.2, 0.3, 0.25])
     x = images(size=16)
     folded, note, _ = fold(model, x[:4])
-    assert note == told(len(norms_of(model)))
-    assert left_over(folded) == []
-    check_alike(folded, model, x)
-    check_alike(folded, model, images(3, size=24))  # and not only on what it was tried on
+    assert note == expected_note(len(norms_of(model)))
+    assert remaining_norms(folded) == []
+    check_outputs_match(folded, model, x)
+    check_outputs_match(folded, model, images(3, size=24))  # and not only on what it was tried on
 
 
 @every_model
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_is_found_as_it_was(name: str, training: bool) -> None:
-    model = used(build_model(name, CLASSES, width=2)).train(training)
+def test_the_model_is_not_changed(name: str, training: bool) -> None:
+    model = trained(build_model(name, CLASSES, width=2)).train(training)
     first = next(model.parameters())
     first.requires_grad_(False)
     for parameter in model.parameters():
@@ -303,14 +303,14 @@ def test_a_copy_follows_what_its_model_learns(name: str) -> None:
     assert torch.equal(folded(x), before)
     follow()
     assert not torch.equal(folded(x), before)
-    check_alike(folded, model.eval(), x)
+    check_outputs_match(folded, model.eval(), x)
     again = fold(model, x).network
     torch.testing.assert_close(folded(x), again(x), rtol=0, atol=0)
 
 
 @every_model
 def test_a_folded_network_is_frozen_and_shares_nothing(name: str) -> None:
-    model = used(build_model(name, CLASSES, width=2))
+    model = trained(build_model(name, CLASSES, width=2))
     folded, _, _ = fold(model, images())
     assert folded is not model
     assert not any(parameter.requires_grad for parameter in folded.parameters())
@@ -326,8 +326,8 @@ def test_a_folded_network_is_frozen_and_shares_nothing(name: str) -> None:
 
 
 @every_model
-def test_a_sample_ignores_its_companions(name: str) -> None:
-    folded, _, _ = fold(used(build_model(name, CLASSES, width=2)), images())
+def test_samples_are_independent(name: str) -> None:
+    folded, _, _ = fold(trained(build_model(name, CLASSES, width=2)), images())
     x = images(5)
     alone = torch.cat([folded(image.unsqueeze(0)) for image in x])
     torch.testing.assert_close(folded(x), alone, rtol=1e-4, atol=1e-4)
@@ -337,20 +337,20 @@ def test_a_sample_ignores_its_companions(name: str) -> None:
 def test_the_input_is_left_alone(name: str) -> None:
     x = images()
     before = x.clone()
-    folded, _, _ = fold(used(build_model(name, CLASSES, width=2)), x)
-    answer(folded, x)
+    folded, _, _ = fold(trained(build_model(name, CLASSES, width=2)), x)
+    logits_and_gradient(folded, x)
     assert torch.equal(x, before)
 
 
 @every_model
 def test_memory_format_of_model_and_input_makes_no_difference(name: str) -> None:
-    model = used(build_model(name, CLASSES, width=2))
+    model = trained(build_model(name, CLASSES, width=2))
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = images()
     folded, note, _ = fold(model, x)
     assert "not folded" not in note
-    check_alike(folded, model, x)
-    check_alike(folded, model, x.to(memory_format=torch.channels_last))
+    check_outputs_match(folded, model, x)
+    check_outputs_match(folded, model, x.to(memory_format=torch.channels_last))
     for parameter in model.parameters():
         if parameter.dim() == 4:
             assert parameter.is_contiguous(memory_format=torch.channels_last)
@@ -376,9 +376,9 @@ def test_what_a_batch_norm_may_be_behind(kind: type[Net], folded_norms: int) -> 
     model, x = built(kind), images()
     before = x.clone()
     folded, note, _ = fold(model, x)
-    assert note == told(folded_norms)
-    check_alike(folded, model, x)
-    check_alike(folded, model, images(3, size=12))
+    assert note == expected_note(folded_norms)
+    check_outputs_match(folded, model, x)
+    check_outputs_match(folded, model, images(3, size=12))
     assert torch.equal(x, before)
 
 
@@ -390,30 +390,36 @@ def test_a_layer_that_others_use_too_keeps_its_weights(kind: type[Net]) -> None:
 
 def test_a_batch_norm_used_twice_stays() -> None:
     folded, _, _ = fold(built(NormTwice), images())
-    assert left_over(folded) == ["norm", "norm"]
+    assert remaining_norms(folded) == ["norm", "norm"]
 
 
 @pytest.mark.parametrize("kind", [DataBranch, ShapeBranch])
-def test_a_network_that_cannot_be_traced_is_taken_as_it_is(kind: type[Net]) -> None:
+def test_a_network_that_cannot_be_traced_is_used_as_it_is(kind: type[Net]) -> None:
     model = built(kind)
     folded, note, _ = fold(model, images())
     assert folded is model
     assert note.startswith("not folded: cannot be traced (")
 
 
-@pytest.mark.parametrize(
-    "kind", [Noise, NoiseLikeInput, AlwaysDropout, TwoOutputs, WeightElsewhere]
-)
-def test_a_network_whose_copy_answers_otherwise_is_taken_as_it_is(kind: type[Net]) -> None:
+@pytest.mark.parametrize("kind", [Noise, NoiseLikeInput, AlwaysDropout, WeightElsewhere])
+def test_a_network_whose_copy_has_other_outputs_is_used_as_it_is(kind: type[Net]) -> None:
     model = built(kind).train()
     with torch.random.fork_rng(devices=[]):
         folded, note, _ = fold(model, images())
     assert folded is model
-    assert note == "not folded: the copy does not answer alike"
+    assert note == "not folded: the outputs of the copy differ"
     assert all(module.training for module in model.modules())
 
 
-def test_answers_that_are_no_numbers_are_no_reason_to_fold() -> None:
+def test_a_copy_has_all_of_the_outputs() -> None:
+    model, x = built(TwoOutputs).eval(), images()
+    folded, note, _ = fold(model, x)
+    assert note == "1 batch norm folded"
+    for actual, expected in zip(folded(x), model(x), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_a_model_with_nan_outputs_is_not_folded() -> None:
     model = built(ReluFirst)
     assert isinstance(model, Net)
     nn.init.constant_(model.head.bias, float("nan"))
@@ -421,13 +427,13 @@ def test_answers_that_are_no_numbers_are_no_reason_to_fold() -> None:
 
 
 class Overflowing(Net):
-    """Folded, its weights are too large for a float; a black pixel makes that NaN."""
+    """The folded weights overflow; with a black pixel the result is NaN."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.end(self.norm(self.conv(x * 1e-30)))
 
 
-def test_a_copy_whose_answers_are_no_numbers_is_none() -> None:
+def test_a_copy_with_nan_outputs_is_not_used() -> None:
     model = built(Overflowing)
     assert isinstance(model, Net)
     nn.init.constant_(model.conv.weight, 1e30)
@@ -439,13 +445,13 @@ def test_a_copy_whose_answers_are_no_numbers_is_none() -> None:
 
 
 @pytest.mark.parametrize("parametrization", [spectral_norm, weight_norm])
-def test_parametrized_weights_are_no_trouble(
+def test_parametrized_weights_are_supported(
     parametrization: Callable[[nn.Module], nn.Module],
 ) -> None:
     model = built(NormFirst)
     assert isinstance(model, Net)
     parametrization(model.conv)
-    check_alike(fold(model, images()).network.eval(), model, images())
+    check_outputs_match(fold(model, images()).network.eval(), model, images())
 
 
 class NormOfRows(Net):
@@ -463,12 +469,12 @@ class NormOfRows(Net):
         return logits
 
 
-def test_a_batch_norm_of_another_dimension_is_no_trouble() -> None:
+def test_a_batch_norm_of_another_dimension_is_supported() -> None:
     model = built(NormOfRows)
-    check_alike(fold(model, images()).network.eval(), model, images())
+    check_outputs_match(fold(model, images()).network.eval(), model, images())
 
 
-def test_a_relu_overwrites_only_what_no_one_reads_again() -> None:
+def test_a_relu_overwrites_only_inputs_that_nothing_else_reads() -> None:
     overwriting = {
         NormFirst: 2,  # behind an Affine and behind a convolution
         NormElsewhere: 0,
@@ -479,8 +485,8 @@ def test_a_relu_overwrites_only_what_no_one_reads_again() -> None:
     for kind, count in overwriting.items():
         folded, _, _ = fold(built(kind), images())
         assert isinstance(folded, torch.fx.GraphModule)
-        found = [node for node in folded.graph.nodes if node.target is torch.relu_]
-        assert len(found) == count, kind
+        in_place = [node for node in folded.graph.nodes if node.target is torch.relu_]
+        assert len(in_place) == count, kind
 
 
 class Sums(Net):
@@ -498,14 +504,14 @@ class Sums(Net):
         return self.end(self.again(self.conv(w + torch.tanh(z))))
 
 
-def test_sums_overwrite_only_what_no_one_reads_again() -> None:
+def test_sums_overwrite_only_inputs_that_nothing_else_reads() -> None:
     model, x = built(Sums), images()
     folded = fold(model, x).network
     assert isinstance(folded, torch.fx.GraphModule)
     targets = [node.target for node in folded.graph.nodes]
     assert targets.count("add_") == 2 and targets.count(torch.relu_) == 1
     before = x.clone()
-    check_alike(folded, model, x)
+    check_outputs_match(folded, model, x)
     assert torch.equal(x, before)
 
 
@@ -519,7 +525,7 @@ def test_double_precision_stays_double() -> None:
 
 def test_the_global_generator_is_left_alone_by_a_network_that_does_not_use_it() -> None:
     before = torch.get_rng_state()
-    fold(used(build_model("preact-resnet18", CLASSES, width=2)), images())
+    fold(trained(build_model("preact-resnet18", CLASSES, width=2)), images())
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -527,11 +533,11 @@ def test_a_single_image_is_enough_to_try_it_on() -> None:
     model = built(NormFirst)
     folded, note, _ = fold(model, images(1))
     assert note == "2 batch norms folded"
-    check_alike(folded, model, images())
+    check_outputs_match(folded, model, images())
 
 
 def test_a_smoothed_network_is_folded_inside() -> None:
-    """Its vote is Python that cannot be traced; the network under it can."""
+    """The vote is Python code that cannot be traced; the network inside can."""
     net = build_model("preact-resnet18", 4, width=4).eval()
     smoothed = Smoothed(net, sigma=0.1, copies=3)
     x = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))

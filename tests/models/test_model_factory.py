@@ -1,4 +1,4 @@
-"""Names, seeds and a user's own factory."""
+"""Names, seeds and user factories."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def not_a_module(classes):
 
 @pytest.fixture
 def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A module in the current directory, which is not on the path yet."""
+    """A module in the current folder, which is not on the path yet."""
     (tmp_path / "mynets.py").write_text(USER_CODE)
     (tmp_path / "broken.py").write_text("import a_package_nobody_has\n")
     (tmp_path / "empty.py").write_text("")
@@ -105,14 +105,14 @@ def test_keyword_catch_all_gets_everything_but_a_width_of_none(user_module: str)
     ("name", "message"),
     [
         ("resnet-50", "model.name = 'resnet-50': unknown: did you mean resnet50?"),
-        ("zzz", "known are cnn, mnist-cnn"),
+        ("zzz", "choose from cnn, mnist-cnn"),
         ("no.such.module:net", "cannot import no.such.module .*put it in"),
         ("broken:net", "cannot import broken .*a_package_nobody_has"),
         ("mynets:plane", "has no function or class 'plane': did you mean plain?"),
         ("mynets:SIZE", "has no function or class 'SIZE'"),
         ("empty:net", "has no function or class 'net': write one"),
         ("mynets:needs_more", "called with classes: TypeError: .*secret"),
-        ("mynets:not_a_module", "gave a list; it must return an nn.Module"),
+        ("mynets:not_a_module", "returned a list; it must return an nn.Module"),
         ("mynets:", "package.module:name"),
         (":net", "package.module:name"),
         (".mynets:net", "package.module:name"),

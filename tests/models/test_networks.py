@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from dat.models import MODELS, build_model
+from dat.models.factory import find_factory
 
 PUBLISHED = {
     "preact-resnet18": (10, 11_171_146),
@@ -24,7 +25,7 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 def count(name: str, classes: int, width: int | None = None) -> int:
     with torch.device("meta"):
-        net = MODELS[name](classes, width=width)
+        net = find_factory(name)(classes, width=width)
     return sum(parameter.numel() for parameter in net.parameters())
 
 
@@ -67,7 +68,7 @@ def test_gradient_reaches_every_parameter(name: str) -> None:
 
 
 @every_model
-def test_evaluation_of_a_sample_ignores_its_companions(name: str) -> None:
+def test_samples_are_independent_in_evaluation(name: str) -> None:
     net = narrow(name).eval()
     batch = images(4)
     together = net(batch)
@@ -93,5 +94,5 @@ def test_resnet50_has_the_parameter_names_of_torchvision() -> None:
 
 
 def test_the_mnist_network_is_the_published_one() -> None:
-    net = MODELS["mnist-cnn"](10, channels=1)
+    net = find_factory("mnist-cnn")(10, channels=1)
     assert sum(parameter.numel() for parameter in net.parameters()) == 166_406

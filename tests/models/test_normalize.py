@@ -44,7 +44,7 @@ def test_repr_shows_the_statistics() -> None:
 
 @pytest.mark.parametrize(
     ("mean", "std", "message"),
-    [((0.5,), (0.2, 0.2), "one number a channel"), ((0.5,), (0.0,), "must be above 0")],
+    [((0.5,), (0.2, 0.2), "one number per channel"), ((0.5,), (0.0,), "must be above 0")],
 )
 def test_impossible_statistics_are_refused(
     mean: tuple[float, ...], std: tuple[float, ...], message: str

@@ -1,4 +1,4 @@
-"""A new head, images of another size, and layers that learn less or nothing."""
+"""A new head, other image sizes, frozen layers and layer-wise learning rates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dat.models import (
     rate_factors,
     replace_head,
 )
-from dat.optim import OPTIMIZERS, OuterOracle, scale_rates, set_rate
+from dat.optim import OPTIMIZERS, OptimizerSettings, scale_rates, set_rate
 
 HEADS = {
     "cnn": "head.2",
@@ -53,7 +53,7 @@ def weights_of(net: nn.Module) -> dict[str, Tensor]:
 
 
 class Convolutional(nn.Module):
-    """A network without linear layers, as SqueezeNet."""
+    """A network without linear layers, like SqueezeNet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,10 +163,10 @@ def test_gradients_are_in_the_users_pixels() -> None:
 def test_a_resized_network_is_folded(name: str) -> None:
     net = normalized(build_model(name, 3, width=2), [0.5] * 3, [0.2] * 3)
     model = Resized(net, 16, channels=3).eval()
-    found = fold(model, images(4, 1, 8, 8))
-    assert found.note.endswith("batch norms folded")
+    folded = fold(model, images(4, 1, 8, 8))
+    assert folded.note.endswith("batch norms folded")
     x = images(3, 1, 8, 8, seed=1)
-    torch.testing.assert_close(found.network(x), model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(folded.network(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 # Blocks
@@ -177,10 +177,10 @@ def test_a_resized_network_is_folded(name: str) -> None:
 def test_blocks_are_in_order_and_whole(name: str, wrapped: bool) -> None:
     net = build_model(name, 3, width=2)
     model = Resized(normalized(net, [0.5] * 3, [0.2] * 3), 16) if wrapped else net
-    found = blocks(model)
+    net_blocks = blocks(model)
     prefix = "net.net." if wrapped else ""
-    assert [block.name for block in found] == [f"{prefix}{name}" for name in BLOCKS[name]]
-    parameters = [id(p) for block in found for p in block.parameters]
+    assert [block.name for block in net_blocks] == [f"{prefix}{name}" for name in BLOCKS[name]]
+    parameters = [id(p) for block in net_blocks for p in block.parameters]
     assert sorted(parameters) == sorted(map(id, model.parameters()))
 
 
@@ -190,10 +190,10 @@ def test_normalisations_and_loose_parameters_have_a_block() -> None:
     )
     net.append(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 2)))
     net.register_parameter("token", nn.Parameter(torch.ones(1)))
-    found = blocks(net)
-    assert [block.name for block in found] == ["0", "1", "4", "4.2"]
-    assert found[1].modules == [net[1], net[2]]
-    assert [len(block.parameters) for block in found] == [3, 2, 2, 2]
+    net_blocks = blocks(net)
+    assert [block.name for block in net_blocks] == ["0", "1", "4", "4.2"]
+    assert net_blocks[1].modules == [net[1], net[2]]
+    assert [len(block.parameters) for block in net_blocks] == [3, 2, 2, 2]
     assert blocks(nn.Linear(3, 2))[0].name == ""
 
 
@@ -217,27 +217,27 @@ def test_the_last_blocks_learn(layers: str) -> None:
     count = {"all": 6, "head": 1}.get(layers) or int(layers)
     for number, block in enumerate(reversed(blocks(model))):
         assert {p.requires_grad for p in block.parameters} == {number < count}
-        inner = [it for outer in block.modules for it in outer.modules()]
-        norms = [it for it in inner if isinstance(it, nn.BatchNorm2d)]
-        assert {it.train().training for it in norms} <= {number < count}
+        inner = [module for outer in block.modules for module in outer.modules()]
+        norms = [module for module in inner if isinstance(module, nn.BatchNorm2d)]
+        assert {module.train().training for module in norms} <= {number < count}
 
 
 def test_frozen_statistics_stay_in_every_mode_and_copy() -> None:
     net = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
     freeze(net, "2")
     twin = copy.deepcopy(net)
-    for it in (net, twin):
-        assert it.train() is it
-        before = weights_of(it)
-        shifted = it(images(8, 3, 3, 3) + 5)
-        assert all(torch.equal(value, before[key]) for key, value in it.state_dict().items())
-        assert torch.equal(it.eval()(images(8, 3, 3, 3) + 5), shifted)
-        assert it[1].train().training
+    for frozen in (net, twin):
+        assert frozen.train() is frozen
+        before = weights_of(frozen)
+        shifted = frozen(images(8, 3, 3, 3) + 5)
+        assert all(torch.equal(value, before[key]) for key, value in frozen.state_dict().items())
+        assert torch.equal(frozen.eval()(images(8, 3, 3, 3) + 5), shifted)
+        assert frozen[1].train().training
     assert twin[0].train() is twin[0]
 
 
 @pytest.mark.parametrize("layers", ["0", "4", "-1", "body", ""])
-def test_layers_that_there_are_not(layers: str) -> None:
+def test_unknown_layers_are_refused(layers: str) -> None:
     message = f"finetune.layers = '{layers}': must be all, head, or a number from 1 to 3: the netw"
     with pytest.raises(ValueError, match=message):
         freeze(build_model("cnn", 3, width=2), layers)
@@ -246,13 +246,13 @@ def test_layers_that_there_are_not(layers: str) -> None:
 # Layer-wise rates
 
 
-@pytest.mark.parametrize("oracle", [kind() for kind in OPTIMIZERS.values()], ids=list(OPTIMIZERS))
-def test_each_block_has_its_rate(oracle: OuterOracle) -> None:
+@pytest.mark.parametrize("config", [kind() for kind in OPTIMIZERS.values()], ids=list(OPTIMIZERS))
+def test_each_block_has_its_rate(config: OptimizerSettings) -> None:
     net = build_model("preact-resnet18", 3, width=2)
     freeze(net, "5")
-    plain = oracle(net, batch=512)
+    plain = config(net, batch=512)
     peak = plain.param_groups[0]["lr"]
-    optimizer = scale_rates(oracle(net, batch=512), rate_factors(net, 0.5))
+    optimizer = scale_rates(config(net, batch=512), rate_factors(net, 0.5))
     for factor in (1.0, 0.1):
         set_rate(optimizer, factor)
         rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
@@ -268,9 +268,9 @@ def test_each_block_has_its_rate(oracle: OuterOracle) -> None:
             assert all(group[key] == old[parameter][key] for key in other)
 
 
-@pytest.mark.parametrize("oracle", [kind() for kind in OPTIMIZERS.values()], ids=list(OPTIMIZERS))
-def test_a_steps_length_follows_the_rate(oracle: OuterOracle) -> None:
-    """The first step of every optimizer is proportional to the rate."""
+@pytest.mark.parametrize("config", [kind() for kind in OPTIMIZERS.values()], ids=list(OPTIMIZERS))
+def test_a_steps_length_follows_the_rate(config: OptimizerSettings) -> None:
+    """The first step of every optimizer is proportional to its learning rate."""
 
     def moved(decay: float) -> list[float]:
         net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)).double()
@@ -279,12 +279,12 @@ def test_a_steps_length_follows_the_rate(oracle: OuterOracle) -> None:
                 parameter.copy_(images(*parameter.shape, seed=1))
                 parameter.grad = images(*parameter.shape, seed=2).double()
         before = [p.detach().clone() for p in net.parameters()]
-        scale_rates(oracle(net), rate_factors(net, decay)).step()
+        scale_rates(config(net), rate_factors(net, decay)).step()
         pairs = zip(net.parameters(), before, strict=True)
         return [float((new - old).detach().norm()) for new, old in pairs]
 
     expected = [0.01, 0.01, 0.1, 0.1, 1.0, 1.0]
-    ratios = [some / whole for some, whole in zip(moved(0.1), moved(1.0), strict=True)]
+    ratios = [scaled / unscaled for scaled, unscaled in zip(moved(0.1), moved(1.0), strict=True)]
     assert ratios == pytest.approx(expected)
 
 

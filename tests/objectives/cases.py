@@ -1,19 +1,19 @@
-"""A network, images and cross-entropies by hand that the tests of the objectives share."""
+"""A network, images and hand-written losses shared by the objective tests."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from dat.core.threat import ThreatModel
 from dat.objectives import Batch
-from dat.threat import ThreatModel
 
 CLASSES = 5
 EPS = 0.3
 
 
 def net() -> nn.Module:
-    """Curved in the image and in the weights, in double precision."""
+    """Nonlinear in the image and in the weights, in double precision."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
     random = torch.Generator().manual_seed(0)
     for parameter in net.parameters():
@@ -22,7 +22,7 @@ def net() -> nn.Module:
 
 
 def case(n: int = 7, *, norm: str = "linf", eps: float = EPS) -> tuple[Batch, Tensor]:
-    """A batch, and images near its own."""
+    """A batch, and perturbed images."""
     random = torch.Generator().manual_seed(1)
     x, noise = torch.rand(2, n, 1, 3, 3, generator=random, dtype=torch.float64)
     batch = Batch.of(x, torch.arange(n) % CLASSES, threat=ThreatModel(norm=norm, eps=eps))

@@ -1,4 +1,4 @@
-"""Adversarial training's objective against the formula, written out by hand."""
+"""The objective of adversarial training against the formula."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dat.attacks import PGD
-from dat.fields import SettingError
+from dat.core.settings import SettingError
+from dat.core.threat import ThreatModel
 from dat.objectives import Adversarial, Batch
-from dat.threat import ThreatModel
 
 CLASSES = 5
 
@@ -29,7 +29,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def by_hand(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
-    """The cross-entropy with (1 - s) of the label in its place and s shared by all classes."""
+    """The cross-entropy with 1 - s on the label and s spread over all classes."""
     rows = []
     for z, label in zip(logits, y.tolist(), strict=True):
         log_p = z - z.exp().sum().log()
@@ -49,7 +49,7 @@ def test_loss_is_lambda_times_clean_plus_adversarial(weight: float, smoothing: f
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 def test_label_smoothing_is_that_of_torch(weight: float) -> None:
     model, (x, x_adv, y) = net(), batch()
-    found = (
+    loss = (
         Adversarial(clean_weight=weight, label_smoothing=0.3)
         .loss(model, Batch.of(x, y), x_adv)
         .loss
@@ -57,7 +57,7 @@ def test_label_smoothing_is_that_of_torch(weight: float) -> None:
     clean, adversarial = (
         F.cross_entropy(model(images), y, label_smoothing=0.3) for images in (x, x_adv)
     )
-    torch.testing.assert_close(found.mean(), weight * clean + adversarial)
+    torch.testing.assert_close(loss.mean(), weight * clean + adversarial)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
@@ -75,13 +75,13 @@ def test_without_a_perturbation_it_is_one_plus_lambda_cross_entropies(
 def test_without_a_clean_weight_the_clean_images_are_ignored() -> None:
     model, (x, x_adv, y) = net(), batch()
     nothing = torch.full_like(x, torch.nan)
-    found = Adversarial().loss(model, Batch.of(nothing, y), x_adv)
-    torch.testing.assert_close(found.loss, Adversarial().loss(model, Batch.of(x, y), x_adv).loss)
+    outcome = Adversarial().loss(model, Batch.of(nothing, y), x_adv)
+    torch.testing.assert_close(outcome.loss, Adversarial().loss(model, Batch.of(x, y), x_adv).loss)
     assert Adversarial(clean_weight=1).loss(model, Batch.of(nothing, y), x_adv).loss.isnan().all()
 
 
 def test_phi_is_the_plain_cross_entropy() -> None:
-    """Smoothing is of the outer loss alone; the attack is after the true label."""
+    """Only the training loss is smoothed; the attack uses the true label."""
     model, (x, x_adv, y) = net(), batch()
     phi = Adversarial(clean_weight=3, label_smoothing=0.5).phi(model, Batch.of(x, y))
     torch.testing.assert_close(phi(x_adv), by_hand(model(x_adv), y))
@@ -99,7 +99,7 @@ def test_impossible_settings_are_refused(name: str, value: float, message: str) 
         Adversarial(**{name: value})
 
 
-def test_there_is_nothing_that_a_team_could_share() -> None:
+def test_a_team_has_nothing_to_share() -> None:
     Adversarial().check_team(1)
-    with pytest.raises(SettingError, match=r"train.team = 2: only noisy copies of an image"):
+    with pytest.raises(SettingError, match=r"train.team = 2: workers can only share the noisy"):
         Adversarial().check_team(2)

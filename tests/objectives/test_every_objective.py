@@ -1,4 +1,4 @@
-"""What holds of every objective of the registry: to register is to be tested."""
+"""Properties of every registered objective."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dat.attacks import ATTACKS, PGD, Victim
-from dat.attacks.victim import look
-from dat.fields import SettingError
+from dat.attacks import ATTACKS, PGD, AttackTarget
+from dat.attacks.target import value_and_grad
+from dat.core.settings import SettingError
+from dat.core.threat import ThreatModel
 from dat.objectives import OBJECTIVES, TRADES, Batch, Noisy, Objective
-from dat.threat import ThreatModel
 from tests.attacks.cases import cheap, takes_a_closure
 
 CLASSES = 4
 
 
 class Counted(nn.Module):
-    """A small network that counts how often it is called."""
+    """A small network that counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,24 +38,24 @@ class Counted(nn.Module):
 
 
 def variants() -> list[Objective]:
-    """Each objective as it comes, and with each number half a point higher."""
-    found = []
+    """Each objective with its defaults, and with each number higher by 0.5."""
+    objectives = []
     for kind in OBJECTIVES.values():
         objective = kind()
-        found.append(objective)
+        objectives.append(objective)
         for field in dataclasses.fields(kind):
             value = getattr(objective, field.name)
             if isinstance(value, float):
                 with_more = {field.name: value + 0.5}
-                found.append(dataclasses.replace(objective, **with_more))
-    return found
+                objectives.append(dataclasses.replace(objective, **with_more))
+    return objectives
 
 
 every_objective = pytest.mark.parametrize("objective", variants(), ids=repr)
 
 
 def batch(n: int = 6) -> tuple[Tensor, Tensor, Tensor]:
-    """Clean images, images near them, labels."""
+    """Clean images, perturbed images, labels."""
     random = torch.Generator().manual_seed(1)
     x = torch.rand(n, 1, 3, 3, generator=random, dtype=torch.float64)
     noise = torch.rand(n, 1, 3, 3, generator=random, dtype=torch.float64) - 0.5
@@ -84,13 +84,13 @@ def test_outcome_has_one_loss_each_and_the_logits_of_the_adversarial_images(
 
 
 @every_objective
-def test_loss_of_a_sample_ignores_its_companions(objective: Objective) -> None:
+def test_losses_of_samples_are_independent(objective: Objective) -> None:
     net, (x, x_adv, y) = Counted(), batch()
     rows = torch.tensor([4, 1, 2])
-    everybody = Batch.of(x, y)
-    together = objective.loss(net, everybody, x_adv).loss[rows]
-    few = objective.loss(net, everybody.pick(rows), x_adv[rows]).loss
-    torch.testing.assert_close(few, together)
+    full = Batch.of(x, y)
+    together = objective.loss(net, full, x_adv).loss[rows]
+    apart = objective.loss(net, full.select(rows), x_adv[rows]).loss
+    torch.testing.assert_close(apart, together)
 
 
 @every_objective
@@ -114,26 +114,26 @@ def test_phi_is_one_number_each_that_depends_on_its_own_image_alone(objective: O
 
 @every_objective
 def test_ascending_phi_raises_phi_and_the_loss(objective: Objective) -> None:
-    """From the image itself, but for TRADES: its KL is lowest there, and flat."""
+    """Starting from the image itself, except for TRADES, whose KL has its minimum there."""
     net, (x, _, y) = Counted(), batch()
-    everybody = Batch.of(x, y)
-    phi = objective.phi(net, everybody)
+    full = Batch.of(x, y)
+    phi = objective.phi(net, full)
     attack = PGD(random_start=isinstance(objective, TRADES))
     x_adv = attack(phi, x, ThreatModel(eps=0.02))
     assert (phi(x_adv) > phi(x)).all()
-    higher, before = (objective.loss(net, everybody, it).loss.sum() for it in (x_adv, x))
+    higher, before = (objective.loss(net, full, images).loss.sum() for images in (x_adv, x))
     assert higher > before
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES.values(), ids=OBJECTIVES)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_every_attack_raises_phi_within_its_reach(kind: type[Objective], name: str) -> None:
-    """Or says that it needs the labels, which a phi that is a bare closure does not have. Free sets
-    out from the image, where TRADES is flat: it gets away only by what rounding leaves."""
+    """Or raises that it needs the labels, which a phi that is a plain closure does not have. Free
+    starts from the image, where the gradient of TRADES is 0 up to rounding."""
     net, (x, _, y) = Counted(), batch()
     phi, threat = kind().phi(net, Batch.of(x, y)), ThreatModel(eps=0.05)
     attack = cheap(ATTACKS[name](), steps=5, queries=30)
-    if not isinstance(phi, Victim) and not takes_a_closure(attack):
+    if not isinstance(phi, AttackTarget) and not takes_a_closure(attack):
         with pytest.raises(ValueError, match="needs the network and the labels"):
             attack(phi, x, threat)
         return
@@ -151,7 +151,7 @@ def test_every_attack_raises_phi_within_its_reach(kind: type[Objective], name: s
 
 @every_objective
 def test_gradient_is_that_of_finite_differences(objective: Objective) -> None:
-    """Of each sample's loss, by each weight of a small network."""
+    """For each sample's loss and each weight of a small network."""
     random = torch.Generator().manual_seed(2)
     net = nn.Sequential(nn.Flatten(), nn.Linear(9, 3), nn.Tanh(), nn.Linear(3, CLASSES)).double()
     for parameter in net.parameters():
@@ -172,8 +172,8 @@ def test_gradient_is_that_of_finite_differences(objective: Objective) -> None:
 def test_extreme_logits_have_finite_losses_and_gradients(
     objective: Objective, scale: float
 ) -> None:
-    """In single precision: one class above all others, another one, or none, for the clean image,
-    for the adversarial one, and for the label."""
+    """In single precision, with one dominant class, another one, or none, for the clean image, the
+    adversarial one, and the label."""
     pictures = torch.cat((torch.eye(CLASSES), torch.zeros(1, CLASSES), torch.ones(1, CLASSES)))
     count = len(pictures)
     cases = torch.cartesian_prod(torch.arange(count), torch.arange(count), torch.arange(CLASSES))
@@ -188,8 +188,8 @@ def test_extreme_logits_have_finite_losses_and_gradients(
     outcome.loss.sum().backward()
     assert outcome.loss.isfinite().all() and (outcome.loss > -1e-3).all()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
-    view = look(objective.phi(net, everybody), x_adv)
-    assert view.loss.isfinite().all() and view.gradient.isfinite().all()
+    value = value_and_grad(objective.phi(net, everybody), x_adv)
+    assert value.loss.isfinite().all() and value.gradient.isfinite().all()
     # these labels are wrong, so there is something to learn however sure the network is
     assert outcome.loss.max() > scale / 10
 

@@ -1,4 +1,4 @@
-"""GradAlign against the formula of Andriushchenko & Flammarion 2020, written out by hand."""
+"""GradAlign against the formula of Andriushchenko & Flammarion 2020."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dat.attacks import PGD
-from dat.fields import SettingError
+from dat.core.rng import Streams
+from dat.core.settings import SettingError
+from dat.core.threat import ThreatModel
 from dat.objectives import Batch, GradAlign
-from dat.rng import Draws
-from dat.threat import ThreatModel
 from tests.objectives.cases import CLASSES, case, net, surprise
 
 both_norms = pytest.mark.parametrize("norm", ["linf", "l2"])
 
 
 def gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """That of the input, for one image after the other."""
+    """The gradient with respect to the input, image by image."""
     rows = []
     for image, label in zip(x, y.tolist(), strict=True):
         at = image.clone().requires_grad_(True)
@@ -34,8 +34,8 @@ def apart(model: nn.Module, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
 
 
 def neighbour(batch: Batch) -> Tensor:
-    """The random point of the ball, from a stream of its own."""
-    draws = Draws.of(0, "objective", index=torch.arange(len(batch.x))).fork("align")
+    """The random point of the ball, from its own stream."""
+    draws = Streams.of(0, "objective", index=torch.arange(len(batch.x))).fork("align")
     return batch.threat.random_start(batch.x, draws)
 
 
@@ -45,9 +45,9 @@ def test_loss_is_the_cross_entropy_and_one_minus_the_cosine(norm: str, weight: f
     model, (batch, x_adv) = net(), case(norm=norm)
     expected = surprise(model(x_adv), batch.y)
     expected = expected + weight * apart(model, batch.x, neighbour(batch), batch.y)
-    found = GradAlign(align_weight=weight).loss(model, batch, x_adv)
-    torch.testing.assert_close(found.loss, expected)
-    torch.testing.assert_close(found.logits, model(x_adv))
+    outcome = GradAlign(align_weight=weight).loss(model, batch, x_adv)
+    torch.testing.assert_close(outcome.loss, expected)
+    torch.testing.assert_close(outcome.logits, model(x_adv))
 
 
 @both_norms
@@ -58,28 +58,28 @@ def test_its_gradient_goes_through_both_gradients(norm: str) -> None:
     loss = GradAlign(align_weight=3).loss(model, batch, x_adv).loss
     plain = surprise(model(x_adv), batch.y)
     parameters = list(model.parameters())
-    found, expected, without = (
-        torch.autograd.grad(it.sum(), parameters) for it in (loss, by_hand, plain)
+    actual, expected, without = (
+        torch.autograd.grad(losses.sum(), parameters) for losses in (loss, by_hand, plain)
     )
-    for ours, theirs, other in zip(found, expected, without, strict=True):
+    for ours, theirs, other in zip(actual, expected, without, strict=True):
         torch.testing.assert_close(ours, theirs)
         assert (ours - other).abs().max() > 1e-3
 
 
 @both_norms
 def test_the_random_point_is_in_the_ball_of_the_batch(norm: str) -> None:
-    """And another step's is another."""
+    """And it differs between steps."""
     (batch, x_adv), seen = case(norm=norm, eps=0.3), list[Tensor]()
     model = net()
 
-    def watched(x: Tensor) -> Tensor:
+    def recorded(x: Tensor) -> Tensor:
         seen.append(x.detach().clone())
         logits: Tensor = model(x)
         return logits
 
     for seed in (0, 1):
-        it = Batch.of(batch.x, batch.y, threat=batch.threat, seed=seed)
-        GradAlign().loss(watched, it, x_adv)
+        reseeded = Batch.of(batch.x, batch.y, threat=batch.threat, seed=seed)
+        GradAlign().loss(recorded, reseeded, x_adv)
     first, second = ((x[:7], x[7:14], x[14:]) for x in seen)
     assert torch.equal(first[0], batch.x) and torch.equal(first[2], x_adv)
     sizes = batch.threat.size(first[1], batch.x)
@@ -102,30 +102,30 @@ def test_without_a_perturbation_it_is_the_cross_entropy(weight: float) -> None:
     torch.testing.assert_close(objective.loss(model, batch, x_adv).loss, expected)
 
 
-def test_two_classes_and_a_plane_are_aligned_everywhere() -> None:
-    """There the gradient has the same direction at every image."""
+def test_a_linear_network_with_two_classes_is_aligned_everywhere() -> None:
+    """The gradient then has the same direction at every image."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(9, 2)).double()
     batch, x_adv = case(eps=0.5)
     batch = Batch.of(batch.x, batch.y % 2, threat=batch.threat)
-    found = GradAlign(align_weight=100).loss(model, batch, x_adv).loss
-    torch.testing.assert_close(found, surprise(model(x_adv), batch.y))
+    loss = GradAlign(align_weight=100).loss(model, batch, x_adv).loss
+    torch.testing.assert_close(loss, surprise(model(x_adv), batch.y))
 
 
 def test_a_curved_network_is_less_aligned_the_larger_the_ball() -> None:
-    model, found = net(), []
+    model, misalignments = net(), []
     for eps in (0.01, 0.1, 0.5):
         batch, _ = case(eps=eps)
         with_it, without = (
             GradAlign(align_weight=weight).loss(model, batch, batch.x).loss.sum().item()
             for weight in (1.0, 0.0)
         )
-        found.append(with_it - without)
-    assert 0 < 5 * found[0] < found[1] and 2 * found[1] < found[2]
+        misalignments.append(with_it - without)
+    assert 0 < 5 * misalignments[0] < misalignments[1] and 2 * misalignments[1] < misalignments[2]
 
 
 @pytest.mark.parametrize("confidence", [20.0, 30.0])
 def test_the_cosine_of_a_confident_image_is_that_of_its_tiny_gradients(confidence: float) -> None:
-    """1e-13 long, here: a floor under their lengths would make the cosine 0."""
+    """Their norm is 1e-13 here: clamping it from below would make the cosine 0."""
     model, (batch, x_adv) = net(), case()
     y = torch.zeros_like(batch.y)
     head = model.get_submodule("3")
@@ -133,17 +133,17 @@ def test_the_cosine_of_a_confident_image_is_that_of_its_tiny_gradients(confidenc
     with torch.no_grad():
         head.bias[0] += confidence
     batch = Batch.of(batch.x, y, threat=batch.threat)
-    found = GradAlign(align_weight=1).loss(model, batch, x_adv).loss - surprise(model(x_adv), y)
+    loss = GradAlign(align_weight=1).loss(model, batch, x_adv).loss - surprise(model(x_adv), y)
     expected = apart(model, batch.x, neighbour(batch), y)
     assert expected.max() < 0.5
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_where_a_gradient_vanishes_there_is_nothing_to_align() -> None:
-    """As in the authors' code, which leaves such images out."""
+    """As in the authors' code, which skips such images."""
 
     def flat(x: Tensor) -> Tensor:
-        """Surely class 0 where the first pixel is dark; elsewhere it depends on the image."""
+        """Certainly class 0 where the first pixel is dark; otherwise it depends on the image."""
         z = (x.flatten(1).square() @ weight.T).clone()
         return torch.where(x[:, 0, 0, :1] < 0.5, 1e4 * F.one_hot(torch.tensor(0), CLASSES), z)
 
@@ -165,8 +165,8 @@ def test_where_a_gradient_vanishes_there_is_nothing_to_align() -> None:
 def test_it_works_without_gradients_around_it() -> None:
     model, (batch, x_adv) = net(), case()
     with torch.no_grad():
-        found = GradAlign().loss(model, batch, x_adv).loss
-    torch.testing.assert_close(found, GradAlign().loss(model, batch, x_adv).loss)
+        loss = GradAlign().loss(model, batch, x_adv).loss
+    torch.testing.assert_close(loss, GradAlign().loss(model, batch, x_adv).loss)
 
 
 def test_impossible_settings_are_refused() -> None:

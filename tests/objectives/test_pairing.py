@@ -1,4 +1,4 @@
-"""Adversarial logit pairing against the formula of Kannan et al. 2018, written out by hand."""
+"""Adversarial logit pairing against the formula of Kannan et al. 2018."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from dat.attacks import PGD
-from dat.fields import SettingError
+from dat.core.settings import SettingError
 from dat.objectives import Adversarial, LogitPairing
 from tests.objectives.cases import CLASSES, case, net, surprise
 
@@ -24,9 +24,9 @@ def test_loss_is_both_cross_entropies_and_the_distance_of_the_logits(
     apart = torch.stack([((a - b) ** 2).sum() for a, b in zip(clean, adversarial, strict=True)])
     expected = weight * surprise(clean, batch.y) + surprise(adversarial, batch.y)
     expected = expected + pairing * apart / CLASSES
-    found = LogitPairing(clean_weight=weight, pairing_weight=pairing).loss(model, batch, x_adv)
-    torch.testing.assert_close(found.loss, expected)
-    torch.testing.assert_close(found.logits, adversarial)
+    outcome = LogitPairing(clean_weight=weight, pairing_weight=pairing).loss(model, batch, x_adv)
+    torch.testing.assert_close(outcome.loss, expected)
+    torch.testing.assert_close(outcome.logits, adversarial)
 
 
 def test_the_distance_is_the_mean_squared_error_of_torch() -> None:
@@ -41,9 +41,9 @@ def test_the_distance_is_the_mean_squared_error_of_torch() -> None:
 @weights
 def test_without_pairing_it_is_adversarial_training(weight: float) -> None:
     model, (batch, x_adv) = net(), case()
-    found = LogitPairing(clean_weight=weight, pairing_weight=0).loss(model, batch, x_adv)
+    loss = LogitPairing(clean_weight=weight, pairing_weight=0).loss(model, batch, x_adv)
     expected = Adversarial(clean_weight=weight).loss(model, batch, x_adv)
-    torch.testing.assert_close(found.loss, expected.loss)
+    torch.testing.assert_close(loss.loss, expected.loss)
 
 
 def test_phi_is_the_plain_cross_entropy() -> None:

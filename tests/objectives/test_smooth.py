@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dat.attacks import ATTACKS, PGD, Attack, NoAttack, Square
-from dat.fields import SettingError
+from dat.core.settings import SettingError
+from dat.core.smoothing import Smoothed
+from dat.core.threat import ThreatModel
 from dat.objectives import Batch, Smooth, Stability
-from dat.smoothing import Smoothed
-from dat.threat import ThreatModel
 
 CLASSES = 5
 L2 = ThreatModel(norm="l2", eps=0.2)
@@ -36,7 +36,7 @@ def batch() -> Batch:
 
 
 def by_hand(net: nn.Module, x: Tensor, batch: Batch, sigma: float, copies: int) -> Tensor:
-    """-log of the mean probability, one image after the other."""
+    """-log of the mean probability, image by image."""
     rows = []
     for image, (picture, label) in enumerate(zip(x, batch.y.tolist(), strict=True)):
         chances = [
@@ -57,17 +57,19 @@ def test_phi_is_minus_log_of_the_mean_probability(
 
 def test_the_soft_update_descends_phi(net: nn.Module, batch: Batch) -> None:
     objective = Smooth(sigma=0.3, copies=4, update="soft")
-    found = objective.loss(net, batch, batch.x)
-    torch.testing.assert_close(found.loss, objective.phi(net, batch)(batch.x))
-    torch.testing.assert_close(found.logits.exp().sum(1), torch.ones(6, dtype=torch.float64))
+    outcome = objective.loss(net, batch, batch.x)
+    torch.testing.assert_close(outcome.loss, objective.phi(net, batch)(batch.x))
+    torch.testing.assert_close(outcome.logits.exp().sum(1), torch.ones(6, dtype=torch.float64))
 
 
 def test_the_update_of_the_copies_is_their_mean_cross_entropy(net: nn.Module, batch: Batch) -> None:
-    """As Salman et al. train; with one copy it is the soft loss too."""
-    found = Smooth(sigma=0.3, copies=4).loss(net, batch, batch.x).loss
-    each = [F.cross_entropy(net(batch.x + 0.3 * batch.noise(j)), batch.y) for j in range(4)]
-    torch.testing.assert_close(found.mean(), torch.stack(each).mean())
-    one, soft = (Smooth(copies=1, update=it).loss(net, batch, batch.x) for it in ("copies", "soft"))
+    """As in Salman et al.; with one copy it equals the soft loss."""
+    losses = Smooth(sigma=0.3, copies=4).loss(net, batch, batch.x).loss
+    by_copy = [F.cross_entropy(net(batch.x + 0.3 * batch.noise(j)), batch.y) for j in range(4)]
+    torch.testing.assert_close(losses.mean(), torch.stack(by_copy).mean())
+    one, soft = (
+        Smooth(copies=1, update=update).loss(net, batch, batch.x) for update in ("copies", "soft")
+    )
     torch.testing.assert_close(one.loss, soft.loss)
 
 
@@ -84,7 +86,7 @@ def test_attack_and_update_see_the_same_noise_and_another_batch_other_noise(batc
     other = Batch.of(batch.x, batch.y, seed=1)
     assert not torch.equal(other.noise(3), batch.noise(3))
     assert not torch.equal(batch.noise(2), batch.noise(3))
-    assert torch.equal(batch.pick(torch.tensor([4, 2])).noise(3), batch.noise(3)[[4, 2]])
+    assert torch.equal(batch.select(torch.tensor([4, 2])).noise(3), batch.noise(3)[[4, 2]])
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -111,21 +113,21 @@ def test_stability_is_the_clean_loss_and_the_cross_entropy_from_clean_to_noisy(
 ) -> None:
     objective = Stability(sigma=0.3, copies=3, stability_weight=1.5)
     clean = net(batch.x)
-    strayed = torch.stack(
+    phi = torch.stack(
         [
             F.cross_entropy(net(batch.x + 0.3 * batch.noise(j)), clean.softmax(1), reduction="none")
             for j in range(3)
         ]
     ).mean(0)
-    found = objective.loss(net, batch, batch.x)
-    expected = F.cross_entropy(clean, batch.y, reduction="none") + 1.5 * strayed
-    torch.testing.assert_close(found.loss, expected)
-    each = [net(batch.x + 0.3 * batch.noise(j)).softmax(1) for j in range(3)]
-    torch.testing.assert_close(found.logits.exp(), torch.stack(each).mean(0))
-    torch.testing.assert_close(objective.phi(net, batch)(batch.x), strayed)
+    outcome = objective.loss(net, batch, batch.x)
+    expected = F.cross_entropy(clean, batch.y, reduction="none") + 1.5 * phi
+    torch.testing.assert_close(outcome.loss, expected)
+    by_copy = [net(batch.x + 0.3 * batch.noise(j)).softmax(1) for j in range(3)]
+    torch.testing.assert_close(outcome.logits.exp(), torch.stack(by_copy).mean(0))
+    torch.testing.assert_close(objective.phi(net, batch)(batch.x), phi)
 
 
-def test_a_team_needs_a_copy_for_everyone() -> None:
+def test_a_team_needs_a_copy_for_each_worker() -> None:
     Smooth(copies=4).check_team(4)
     with pytest.raises(SettingError, match=r"train.team = 3: must be at most objective.copies = 2"):
         Smooth(copies=2).check_team(3)
@@ -139,15 +141,15 @@ def test_what_is_deployed_is_the_vote(net: nn.Module, batch: Batch) -> None:
 
 def test_a_smoothed_network_is_a_function_of_the_image_alone(net: nn.Module, batch: Batch) -> None:
     smoothed = Smoothed(net, sigma=0.4, copies=3)
-    whole = smoothed(batch.x)
-    torch.testing.assert_close(smoothed(batch.x[4:5]), whole[4:5])
-    torch.testing.assert_close(Smoothed(net, sigma=0.4, copies=3)(batch.x), whole)
-    assert not torch.allclose(Smoothed(net, sigma=0.4, copies=3, seed=1)(batch.x), whole)
+    full = smoothed(batch.x)
+    torch.testing.assert_close(smoothed(batch.x[4:5]), full[4:5])
+    torch.testing.assert_close(Smoothed(net, sigma=0.4, copies=3)(batch.x), full)
+    assert not torch.allclose(Smoothed(net, sigma=0.4, copies=3, seed=1)(batch.x), full)
     assert smoothed.state_dict().keys() == {f"network.{name}" for name in net.state_dict()}
 
 
 def test_many_votes_come_near_the_smoothed_probability() -> None:
-    """Two classes and a plane: the mean of a steep softmax is Phi(d / sigma)."""
+    """For a linear boundary between two classes, the mean of a steep softmax is Phi(d / sigma)."""
 
     class Steep(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -155,8 +157,8 @@ def test_many_votes_come_near_the_smoothed_probability() -> None:
             return torch.stack((-side, side), dim=1)
 
     x = torch.full((1, 1, 1, 1), 0.6)
-    found = Smoothed(Steep(), sigma=0.2, copies=20_000)(x).exp()[0, 1].item()
-    assert found == pytest.approx(0.5 * (1 + math.erf(0.5 / math.sqrt(2))), abs=0.015)
+    probability = Smoothed(Steep(), sigma=0.2, copies=20_000)(x).exp()[0, 1].item()
+    assert probability == pytest.approx(0.5 * (1 + math.erf(0.5 / math.sqrt(2))), abs=0.015)
 
 
 def test_bad_smoothing_is_refused(net: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""TRADES against the formula of Zhang et al. 2019, written out by hand."""
+"""TRADES against the formula of Zhang et al. 2019."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dat.attacks import PGD, Victim
-from dat.fields import SettingError
-from dat.losses import NO_LABEL
+from dat.attacks import PGD, AttackTarget
+from dat.core.losses import NO_LABEL
+from dat.core.settings import SettingError
+from dat.core.threat import ThreatModel
 from dat.objectives import TRADES, Batch
-from dat.threat import ThreatModel
 from tests.objectives.cases import CLASSES, case, kl, net, surprise
 
 betas = pytest.mark.parametrize("beta", [0.0, 1.0, 6.0])
@@ -21,30 +21,30 @@ def test_loss_is_the_clean_loss_and_beta_times_the_kl(beta: float) -> None:
     model, (batch, x_adv) = net(), case()
     clean, adversarial = model(batch.x), model(x_adv)
     expected = surprise(clean, batch.y) + beta * kl(clean, adversarial)
-    found = TRADES(beta=beta).loss(model, batch, x_adv)
-    torch.testing.assert_close(found.loss, expected)
-    torch.testing.assert_close(found.logits, adversarial)
+    outcome = TRADES(beta=beta).loss(model, batch, x_adv)
+    torch.testing.assert_close(outcome.loss, expected)
+    torch.testing.assert_close(outcome.logits, adversarial)
 
 
 @betas
-def test_it_is_what_torch_makes_of_it(beta: float) -> None:
-    """The authors' way: the mean over the batch, with the clean prediction as kl_div's target."""
+def test_it_equals_the_loss_in_torch(beta: float) -> None:
+    """The authors' code: the mean over the batch, with the clean prediction as kl_div's target."""
     model, (batch, x_adv) = net(), case()
     clean, adversarial = model(batch.x), model(x_adv)
     apart = F.kl_div(adversarial.log_softmax(1), clean.softmax(1), reduction="batchmean")
     expected = F.cross_entropy(clean, batch.y, label_smoothing=0.3) + beta * apart
-    found = TRADES(beta=beta, label_smoothing=0.3).loss(model, batch, x_adv).loss
-    torch.testing.assert_close(found.mean(), expected)
+    loss = TRADES(beta=beta, label_smoothing=0.3).loss(model, batch, x_adv).loss
+    torch.testing.assert_close(loss.mean(), expected)
 
 
 def test_phi_is_the_kl_from_the_clean_prediction() -> None:
     model, (batch, x_adv) = net(), case()
     phi = TRADES(beta=3, label_smoothing=0.5).phi(model, batch)
     torch.testing.assert_close(phi(x_adv), kl(model(batch.x), model(x_adv)))
-    assert isinstance(phi, Victim)
+    assert isinstance(phi, AttackTarget)
     wrong = model(x_adv).argmax(1) != batch.y
     assert wrong.any() and not wrong.all()
-    assert torch.equal(phi.see(x_adv)[1], wrong)
+    assert torch.equal(phi.forward(x_adv)[1], wrong)
 
 
 def test_phi_is_flat_at_the_image_so_an_attack_needs_a_random_start() -> None:
@@ -58,11 +58,11 @@ def test_phi_is_flat_at_the_image_so_an_attack_needs_a_random_start() -> None:
 
 
 def test_both_predictions_learn() -> None:
-    """The KL pulls at the clean prediction as well: it is not held fixed."""
+    """The gradient of the KL also reaches the clean prediction: it is not detached."""
     model, (batch, x_adv) = net(), case()
     parameters = list(model.parameters())
     clean, adversarial = model(batch.x), model(x_adv)
-    ours, whole, half = (
+    ours, full, half = (
         torch.autograd.grad(loss.sum(), parameters, retain_graph=True)
         for loss in (
             TRADES(beta=2).loss(model, batch, x_adv).loss,
@@ -70,9 +70,9 @@ def test_both_predictions_learn() -> None:
             surprise(clean, batch.y) + 2 * kl(clean.detach(), adversarial),
         )
     )
-    for found, expected, other in zip(ours, whole, half, strict=True):
-        torch.testing.assert_close(found, expected)
-        assert (found - other).abs().max() > 1e-3
+    for actual, expected, other in zip(ours, full, half, strict=True):
+        torch.testing.assert_close(actual, expected)
+        assert (actual - other).abs().max() > 1e-3
 
 
 @betas
@@ -89,23 +89,25 @@ def test_without_a_perturbation_it_is_the_cross_entropy(beta: float, smoothing: 
 def test_without_a_label_it_is_the_kl_alone(smoothing: float) -> None:
     model, (batch, x_adv) = net(), case()
     y = torch.where(torch.arange(7) % 2 == 0, NO_LABEL, batch.y)
-    some = Batch.of(batch.x, y, threat=batch.threat)
+    partly_labelled = Batch.of(batch.x, y, threat=batch.threat)
     objective = TRADES(beta=2, label_smoothing=smoothing)
-    found = objective.loss(model, some, x_adv).loss
-    torch.testing.assert_close(found[::2], 2 * kl(model(batch.x), model(x_adv))[::2])
-    torch.testing.assert_close(found[1::2], objective.loss(model, batch, x_adv).loss[1::2])
-    phi, everybody = (objective.phi(model, it)(x_adv) for it in (some, batch))
-    torch.testing.assert_close(phi, everybody)
-    gradients = torch.autograd.grad(found.sum(), list(model.parameters()))
+    losses = objective.loss(model, partly_labelled, x_adv).loss
+    torch.testing.assert_close(losses[::2], 2 * kl(model(batch.x), model(x_adv))[::2])
+    torch.testing.assert_close(losses[1::2], objective.loss(model, batch, x_adv).loss[1::2])
+    phi, fully_labelled = (
+        objective.phi(model, labelled_as)(x_adv) for labelled_as in (partly_labelled, batch)
+    )
+    torch.testing.assert_close(phi, fully_labelled)
+    gradients = torch.autograd.grad(losses.sum(), list(model.parameters()))
     assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)
     objective.check_labels()
 
 
 def test_the_label_is_never_attacked() -> None:
-    """phi knows the labels, for attacks that ask, and does not depend on them."""
+    """phi holds the labels, for attacks that need them, but does not depend on them."""
     model, (batch, x_adv) = net(), case()
     other = Batch.of(batch.x, (batch.y + 1) % CLASSES, threat=batch.threat)
-    first, second = (TRADES().phi(model, it)(x_adv) for it in (batch, other))
+    first, second = (TRADES().phi(model, labelled_as)(x_adv) for labelled_as in (batch, other))
     torch.testing.assert_close(first, second)
 
 

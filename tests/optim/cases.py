@@ -1,11 +1,11 @@
-"""Models and gradients for the optimizers' tests."""
+"""Models and gradients for the optimizer tests."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from dat.rng import generator
+from dat.core.rng import generator
 
 SHAPES = ((4, 3), (5, 2, 3, 3), (6,), (7,), ())
 

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dat.optim import LAMB, LARS, LSGD, SGD, OuterOracle, set_rate
+from dat.optim import LAMB, LARS, LSGD, SGD, OptimizerSettings, set_rate
 from tests.optim.cases import assert_same, give_gradients, layers, train
 
 Layers = list[NDArray[np.float64]]
 Rule = Callable[[Layers, Layers, float], None]
-"""Moves the layers in place, given their gradients and the learning rate."""
+"""Updates the layers in place, given their gradients and the learning rate."""
 
 
 def length(x: NDArray[np.float64]) -> float:
@@ -31,7 +31,7 @@ def ratio(weight: float, u: NDArray[np.float64], c_l: float, c_u: float) -> floa
 def algorithm_a2(
     *, betas: tuple[float, float], zeta: float, decay: float, c_l: float, c_u: float
 ) -> Rule:
-    """LAMB as the paper's Algorithm A2 writes it, with the weight decay of 'Training details'."""
+    """LAMB as in Algorithm A2 of the paper, with the weight decay of 'Training details'."""
     moments: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     t = 0
 
@@ -79,17 +79,17 @@ def you_2017(*, momentum: float, decay: float, trust: float) -> Rule:
     return update
 
 
-def follow(oracle: OuterOracle, rule: Rule, *, scale: float) -> None:
-    """Seven steps with a rate that changes, side by side."""
+def follow(config: OptimizerSettings, rule: Rule, *, scale: float) -> None:
+    """Seven steps with a changing learning rate, compared after each."""
     model = layers(scale=scale)
-    optimizer = oracle(model)
+    optimizer = config(model)
     theta = [param.detach().numpy().copy() for param in model.parameters()]
     for step in range(7):
         give_gradients(model, step)
         factor = 1 / (1 + step % 3)
         set_rate(optimizer, factor)
         grads = [param.grad.numpy() for param in model.parameters() if param.grad is not None]
-        rule(theta, grads, oracle.lr * factor)
+        rule(theta, grads, config.lr * factor)
         optimizer.step()
         for param, expected in zip(model.parameters(), theta, strict=True):
             np.testing.assert_allclose(param.detach().numpy(), expected, rtol=1e-11, atol=1e-13)
@@ -98,29 +98,32 @@ def follow(oracle: OuterOracle, rule: Rule, *, scale: float) -> None:
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 0.1])
 @pytest.mark.parametrize(("c_l", "c_u", "scale"), [(0.0, 10.0, 1.0), (0.5, 2.0, 1.0), (0, 10, 9)])
 def test_lamb_is_algorithm_a2(decay: float, c_l: float, c_u: float, scale: float) -> None:
-    oracle = LAMB(lr=0.05, weight_decay=decay, c_l=c_l, c_u=c_u)
-    rule = algorithm_a2(betas=oracle.betas, zeta=oracle.zeta, decay=decay, c_l=c_l, c_u=c_u)
-    follow(oracle, rule, scale=scale)
+    config = LAMB(lr=0.05, weight_decay=decay, c_l=c_l, c_u=c_u)
+    rule = algorithm_a2(betas=config.betas, zeta=config.zeta, decay=decay, c_l=c_l, c_u=c_u)
+    follow(config, rule, scale=scale)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize(("c_l", "c_u"), [(0.0, 10.0), (0.5, 2.0)])
 def test_lars_is_algorithm_1_of_you_2019(decay: float, c_l: float, c_u: float) -> None:
-    oracle = LARS(lr=0.05, weight_decay=decay, c_l=c_l, c_u=c_u, momentum=0.8)
-    follow(oracle, you_2019(beta=0.8, decay=decay, c_l=c_l, c_u=c_u), scale=1.0)
+    config = LARS(lr=0.05, weight_decay=decay, c_l=c_l, c_u=c_u, momentum=0.8)
+    follow(config, you_2019(beta=0.8, decay=decay, c_l=c_l, c_u=c_u), scale=1.0)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_classic_lars_is_algorithm_1_of_you_2017(decay: float) -> None:
-    oracle = LARS(preset="classic", lr=0.5, weight_decay=decay, trust_coefficient=0.03)
-    follow(oracle, you_2017(momentum=0.9, decay=decay, trust=0.03), scale=1.0)
+    config = LARS(preset="classic", lr=0.5, weight_decay=decay, trust_coefficient=0.03)
+    follow(config, you_2017(momentum=0.9, decay=decay, trust=0.03), scale=1.0)
 
 
 def side_by_side(
-    oracle: OuterOracle, reference: Callable[[nn.Module], torch.optim.Optimizer], *, scale: float
+    config: OptimizerSettings,
+    reference: Callable[[nn.Module], torch.optim.Optimizer],
+    *,
+    scale: float,
 ) -> tuple[nn.Module, nn.Module]:
     mine, theirs = layers(scale=scale), layers(scale=scale)
-    train(mine, oracle(mine), range(7))
+    train(mine, config(mine), range(7))
     train(theirs, reference(theirs), range(7))
     return mine, theirs
 

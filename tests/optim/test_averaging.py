@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from dat.core.rng import generator
 from dat.optim import EMA
-from dat.rng import generator
 from tests.optim.cases import assert_same
 
 
@@ -29,7 +29,7 @@ def move(model: nn.Module, step: int) -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 0.15, 0.999])
 def test_closed_form(decay: float) -> None:
-    """Weight t enters with (1 - d_t) times the decays that come after it."""
+    """Weight t contributes with 1 - d_t times all later decays."""
     model = network()
     ema = EMA(model, decay)
     weight = model.get_parameter("0.weight")

@@ -1,4 +1,4 @@
-"""What every optimizer and every schedule of the registries keeps: to register is to be tested."""
+"""Properties of every registered optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from dat.fields import Limits, SettingError, Settings
+from dat.core.settings import SettingError, SettingLimits, Settings
 from dat.optim import (
     LAMB,
     LARS,
@@ -20,35 +20,35 @@ from dat.optim import (
     SCHEDULES,
     SGD,
     Cosine,
-    OuterOracle,
+    OptimizerSettings,
     Piecewise,
     Schedule,
     set_rate,
 )
 from tests.optim.cases import assert_same, give_gradients, layers, train, weights_of
 
-OTHERS: list[OuterOracle] = [
+OTHERS: list[OptimizerSettings] = [
     LAMB(preset="official"),
     LAMB(preset="modern"),
     LARS(preset="classic"),
     SGD(nesterov=True),
 ]
-ORACLES = [kind() for kind in OPTIMIZERS.values()] + OTHERS
+CONFIGS = [kind() for kind in OPTIMIZERS.values()] + OTHERS
 KINDS: list[type[Settings]] = [*OPTIMIZERS.values(), *SCHEDULES.values()]
 
 
-def label(oracle: OuterOracle) -> str:
-    return "-".join((type(oracle).__name__, getattr(oracle, "preset", ""))).strip("-")
+def label(config: OptimizerSettings) -> str:
+    return "-".join((type(config).__name__, getattr(config, "preset", ""))).strip("-")
 
 
 def quadratic(model: nn.Module) -> torch.Tensor:
     return torch.stack([(param - 0.5).square().sum() for param in model.parameters()]).sum()
 
 
-@pytest.mark.parametrize("oracle", ORACLES, ids=label)
-def test_reduces_a_quadratic(oracle: OuterOracle) -> None:
+@pytest.mark.parametrize("config", CONFIGS, ids=label)
+def test_reduces_a_quadratic(config: OptimizerSettings) -> None:
     model, schedule = layers(torch.float32), Cosine()
-    optimizer = oracle(model)
+    optimizer = config(model)
     start = quadratic(model).item()
     for step in range(300):
         set_rate(optimizer, schedule(step / 100, 3))
@@ -58,10 +58,10 @@ def test_reduces_a_quadratic(oracle: OuterOracle) -> None:
     assert quadratic(model).item() < 0.1 * start
 
 
-@pytest.mark.parametrize("oracle", ORACLES, ids=label)
-def test_a_checkpoint_goes_on_bit_for_bit(oracle: OuterOracle) -> None:
+@pytest.mark.parametrize("config", CONFIGS, ids=label)
+def test_a_checkpoint_goes_on_bit_for_bit(config: OptimizerSettings) -> None:
     model = layers(torch.float32)
-    optimizer = oracle(model)
+    optimizer = config(model)
     train(model, optimizer, range(3))
 
     file = io.BytesIO()
@@ -69,7 +69,7 @@ def test_a_checkpoint_goes_on_bit_for_bit(oracle: OuterOracle) -> None:
     file.seek(0)
     saved = torch.load(file, weights_only=True)
     resumed = layers(torch.float32, seed=1)
-    other = oracle(resumed)
+    other = config(resumed)
     resumed.load_state_dict(saved["model"])
     other.load_state_dict(saved["optimizer"])
 
@@ -78,11 +78,11 @@ def test_a_checkpoint_goes_on_bit_for_bit(oracle: OuterOracle) -> None:
     assert_same(model, resumed)
 
 
-@pytest.mark.parametrize("oracle", ORACLES, ids=label)
-def test_leaves_gradients_and_what_has_none_alone(oracle: OuterOracle) -> None:
+@pytest.mark.parametrize("config", CONFIGS, ids=label)
+def test_leaves_gradients_and_what_has_none_alone(config: OptimizerSettings) -> None:
     model = layers()
     model[0].requires_grad_(False)
-    optimizer = oracle(model)
+    optimizer = config(model)
     before = weights_of(model)
     give_gradients(model, 0)
     model[2].grad = None
@@ -94,28 +94,28 @@ def test_leaves_gradients_and_what_has_none_alone(oracle: OuterOracle) -> None:
     assert same == [True, False, True, False, False]
 
 
-@pytest.mark.parametrize("oracle", ORACLES, ids=label)
-def test_decay_1d_is_about_vectors_alone(oracle: OuterOracle) -> None:
+@pytest.mark.parametrize("config", CONFIGS, ids=label)
+def test_decay_1d_is_about_vectors_alone(config: OptimizerSettings) -> None:
     for decay_1d in (True, False):
-        made = type(oracle).read(oracle.dump() | {"weight_decay": 0.5, "decay_1d": decay_1d})
-        matrices, vectors = made(layers()).param_groups
+        changed = type(config).read(config.dump() | {"weight_decay": 0.5, "decay_1d": decay_1d})
+        matrices, vectors = changed(layers()).param_groups
         assert matrices["weight_decay"] == 0.5
         assert vectors["weight_decay"] == (0.5 if decay_1d else 0.0)
 
 
-@pytest.mark.parametrize("oracle", ORACLES, ids=label)
-def test_the_schedule_sets_every_groups_rate(oracle: OuterOracle) -> None:
-    optimizer = oracle(layers())
+@pytest.mark.parametrize("config", CONFIGS, ids=label)
+def test_the_schedule_sets_every_groups_rate(config: OptimizerSettings) -> None:
+    optimizer = config(layers())
     peaks = [group["lr"] for group in optimizer.param_groups]
     for factor in (0.5, 0.1, 1.0):  # from the peak, not from the last rate
         set_rate(optimizer, factor)
         assert [group["lr"] for group in optimizer.param_groups] == [p * factor for p in peaks]
 
 
-@pytest.mark.parametrize("oracle", ORACLES, ids=label)
-def test_a_model_with_nothing_to_train_is_refused(oracle: OuterOracle) -> None:
+@pytest.mark.parametrize("config", CONFIGS, ids=label)
+def test_a_model_with_nothing_to_train_is_refused(config: OptimizerSettings) -> None:
     with pytest.raises(ValueError, match="no trainable parameters"):
-        oracle(nn.ReLU())
+        config(nn.ReLU())
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -136,11 +136,11 @@ def test_read_undoes_dump(kind: type[Settings]) -> None:
 
 
 def wrong_values() -> Iterator[Any]:
-    """For each field of each kind one value of the wrong type and one beyond each limit."""
+    """For each field of each class, one value of the wrong type and one beyond each limit."""
     for kind in KINDS:
         hints = typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):
-            limits: Limits = field.metadata["limits"]
+            limits: SettingLimits = field.metadata["limits"]
             below = [] if limits.ge is None else [limits.ge - 1]
             above = [] if limits.le is None else [limits.le + 1]
             beyond = below + above + [b for b in (limits.gt, limits.lt) if b is not None]

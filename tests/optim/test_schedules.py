@@ -1,4 +1,4 @@
-"""The schedules' exact values."""
+"""The exact values of the schedules."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_the_papers_warm_up_is_k_over_5() -> None:
     """Warm-up epoch k uses (k/5) eta, then come the paper's 30 epochs."""
     schedule = Piecewise(warmup=5, milestones=(25, 30, 33))
     for step in (0.0, 0.5, 0.99):
-        found = factors(schedule, [epoch + step for epoch in range(6)], 35)
-        assert found == [1 / 5, 2 / 5, 3 / 5, 4 / 5, 1, 1]
+        warmup_factors = factors(schedule, [epoch + step for epoch in range(6)], 35)
+        assert warmup_factors == [1 / 5, 2 / 5, 3 / 5, 4 / 5, 1, 1]
     assert factors(schedule, [24.9, 25], 35) == [1, 0.1]
 
 

@@ -28,7 +28,7 @@ def make_run(folder: Path, *, names: tuple[str, ...] = ("cat", "dog"), **options
     for name in ("environment", "result", "examination"):
         if files[name] is not None:
             (folder / f"{name}.json").write_text(json.dumps(files[name]))
-    lines = "".join(json.dumps(it) + "\n" for it in files["metrics"])
+    lines = "".join(json.dumps(epoch) + "\n" for epoch in files["metrics"])
     (folder / "metrics.jsonl").write_text(lines)
     (folder / "gallery").mkdir()
     for number in range(2):
@@ -112,7 +112,9 @@ def examination(names: tuple[str, ...]) -> dict[str, Any]:
         "ra": 50.0,
         "classes": [{"images": 2, "right": 2, "standing": 1}] * classes,
         "confusions": sorted(
-            [it, said, 1] for it in range(classes) for said in (it, (it + 1) % classes)
+            [label, predicted, 1]
+            for label in range(classes)
+            for predicted in (label, (label + 1) % classes)
         ),
         "curves": [
             {"over": "eps", "values": [0.0, 0.2, 0.4], "ra": [100.0, 50.0, 0.0]},

@@ -14,9 +14,12 @@ from dat.report.page import write_page
 from tests.report.runs import config, make_run, result
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no browser: install chromium to look at the report in one"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no browser: install chromium to look at the report in one"
+    ),
+]
 SIZES = {"desk": (1200, 900), "phone": (360, 740)}
 CONTRAST = 4.5
 """What the accessibility guidelines (WCAG 2, AA) ask of text."""
@@ -75,14 +78,14 @@ def test_it_renders(
 ) -> None:
     width, height = SIZES[size]
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-    page, said, asked = context.new_page(), [], []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
+    page, logged, requested = context.new_page(), [], []
+    page.on("console", lambda message: logged.append(message.text))
+    page.on("pageerror", lambda error: logged.append(str(error)))
+    page.on("request", lambda request: requested.append(request.url))
     address = pages[name].as_uri()
     page.goto(address)
-    assert said == []
-    assert [it for it in asked if not it.startswith("data:")] == [address]
+    assert logged == []
+    assert [url for url in requested if not url.startswith("data:")] == [address]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("[...document.images].every(it => it.naturalWidth > 0)")
     for chart in page.locator("figure > svg").all():
@@ -106,7 +109,7 @@ def test_the_keyboard_suffices(browser: Any, pages: dict[str, Path]) -> None:
     page.keyboard.press("Enter")
     assert table.is_visible()
     scrolling = page.locator(".scroll").all()
-    assert all(it.get_attribute("tabindex") == "0" for it in scrolling)
+    assert all(region.get_attribute("tabindex") == "0" for region in scrolling)
     page.close()
 
 

@@ -40,9 +40,9 @@ CURVES = {
 
 def lines(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:
     """Standard output and error, spaces squeezed, empty lines left out."""
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     return tuple(  # type: ignore[return-value]
-        [" ".join(line.split()) for line in text.splitlines() if line] for text in said
+        [" ".join(line.split()) for line in text.splitlines() if line] for text in captured
     )
 
 
@@ -59,29 +59,29 @@ def test_an_evaluation_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert out[:3] == [
         "Run Weights TA (%) pgd-20 (%) autoattack (%)",
         "runs/[/oops] [bold] best 90.00 50.00 45.00",
-        "RA (%): right on the clean image and after the attack; 200 test images, l2 0.5. "
+        "RA (%): correct on the clean image and after the attack; 200 test images, l2 0.5. "
         "Network under attack: 3 batch norms folded.",
     ]
     assert out[3:8] == [
-        "autoattack Fell Left (%) Forward passes Backward passes s",
+        "autoattack Broken RA (%) Forward passes Backward passes s",
         "clean 90.00",
         "apgd-ce 78 51.00 1,234,567 1,000 1.2",
         "apgd-t 12 45.00 1,234,567 1,000 1.2",
         "square 0 45.00 1,234,567 0 1.2",
     ]
-    assert out[8].startswith("Fell: images that this attack broke and none before it.")
+    assert out[8].startswith("Broken: images broken by this attack and by none before it.")
     assert len(out) == 9  # an attack by itself needs no table of its own
     assert err == ["warning: the [/gradients] mislead", "warning: twice"]
 
 
 def test_an_evaluation_of_clean_images_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    found = FOUND | {
+    report = FOUND | {
         "attack": "linf 0.1",
         "ra": None,
         "suites": {"clean": FOUND["suites"]["clean"]},
         "warnings": [],
     }
-    show_measured(found, as_json=False)
+    show_measured(report, as_json=False)
     out, err = lines(capsys)
     assert out[0] == "Run Weights TA (%)"
     assert out[2].endswith("images, linf 0.1. Network under attack: 3 batch norms folded.")
@@ -91,9 +91,9 @@ def test_an_evaluation_of_clean_images_alone(capsys: pytest.CaptureFixture[str])
 def test_an_evaluation_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     """Standard output is the result and nothing else."""
     show_measured(FOUND, as_json=True)
-    said = capsys.readouterr()
-    assert json.loads(said.out) == FOUND
-    assert len(said.err.splitlines()) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == FOUND
+    assert len(captured.err.splitlines()) == 2
 
 
 def test_a_sweep_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,21 +117,21 @@ def test_a_sweep_as_json_and_as_a_picture(
 ) -> None:
     picture = tmp_path / "sweep.svg"
     show_sweep(CURVES, [], attack="pgd-20", as_json=True, plot=picture)
-    found = json.loads(capsys.readouterr().out)
-    assert found["attack"] == "pgd-20"
-    assert found["warnings"] == []
-    assert [(curve["run"], curve["over"]) for curve in found["curves"]] == [
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["attack"] == "pgd-20"
+    assert printed["warnings"] == []
+    assert [(curve["run"], curve["over"]) for curve in printed["curves"]] == [
         (run, over) for run in CURVES for over in ("eps", "steps")
     ]
-    assert found["curves"][0]["values"] == [0.0, 8 / 255]
-    assert found["curves"][0]["ra"] == [90.0, 41.5]
+    assert printed["curves"][0]["values"] == [0.0, 8 / 255]
+    assert printed["curves"][0]["ra"] == [90.0, 41.5]
     drawn = picture.read_text()
     for text in ("runs/a", "runs/[b]", "RA (%), pgd-20", "eps", "steps"):
         assert f"<!-- {text} -->" in drawn
 
 
 def test_a_sweep_over_one_thing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    one = {run: found[1:] for run, found in CURVES.items()}
+    one = {run: curves[1:] for run, curves in CURVES.items()}
     show_sweep(one, [], attack="pgd-20", as_json=False, plot=tmp_path / "one.png")
     assert lines(capsys)[0][0] == "steps runs/a (%) runs/[b] (%)"
     assert (tmp_path / "one.png").stat().st_size > 1000

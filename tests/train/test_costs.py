@@ -1,4 +1,4 @@
-"""What docs/methods.md says that a method costs, counted in one update."""
+"""The costs of methods in docs/methods.md, counted in one update."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from dat.attacks import FGSM, NFGSM, PGD, YOPO, Attack, Free, NoAttack
-from dat.comm import World
 from dat.data import ImageData
+from dat.distributed import World
 from dat.objectives import MART, TRADES, Adversarial, GradAlign, LogitPairing, Objective, Smooth
-from dat.train import Trainer
-from dat.train.perturbation import WeightAttack
+from dat.train import Callback, Trainer
+from tests.trainers import make_trainer
 
 IMAGES = 12
 
@@ -25,7 +25,7 @@ def world() -> Iterator[World]:
 
 
 class Counting(nn.Module):
-    """Counts samples that go through it, with and without a gradient."""
+    """Counts the samples of forward passes, with and without gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,12 +34,20 @@ class Counting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.tanh(self.first(x.flatten(1)))
-        if torch.is_grad_enabled():  # YOPO's inner steps never come this far
+        if torch.is_grad_enabled():  # YOPO's inner steps stop at the first layer
             self.gradients += len(x)
         else:
             self.forwards += len(x)
         logits: Tensor = self.second(hidden)
         return logits
+
+
+class ResetCounts(Callback):
+    """Resets the counts after the passes that set up the engine."""
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        assert isinstance(trainer.model, Counting)
+        trainer.model.gradients = trainer.model.forwards = 0
 
 
 @pytest.mark.parametrize(
@@ -63,7 +71,7 @@ class Counting(nn.Module):
     ],
     ids=repr,
 )
-def test_an_update_costs_what_the_page_says(
+def test_an_update_costs_what_the_docs_say(
     world: World,
     attack: Attack,
     objective: Objective,
@@ -74,14 +82,15 @@ def test_an_update_costs_what_the_page_says(
     random = torch.Generator().manual_seed(0)
     images = torch.rand(IMAGES, 1, 4, 4, generator=random)
     model = Counting()
-    Trainer(
+    make_trainer(
         model=model,
         data=ImageData.of(images, torch.arange(IMAGES) % 3),
         attack=attack,
         objective=objective,
-        weight_attack=WeightAttack(gamma),
+        awp=gamma,
         epochs=1,
         batch=IMAGES,
         world=world,
+        callbacks=[ResetCounts()],
     ).fit()
     assert (model.gradients / IMAGES, model.forwards / IMAGES) == (gradients, forwards)

@@ -1,4 +1,4 @@
-"""A worker's log: what ended it is in there, and logging is as before when it is over."""
+"""A worker's log contains the error that ended it, and logging is restored afterwards."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from dat.comm import World
+from dat.distributed import World
 from dat.train.log import log, worker_log
 
 WORLD = World(1, 3, torch.device("cpu"), "gloo", owner=False)
 
 
-def test_an_error_is_written_down_and_logging_is_as_before(
+def test_an_error_is_logged_and_logging_is_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where standard error is no file, as in a notebook, and others want the stack."""
+    """Even if standard error is not a file, as in a notebook, and faulthandler is in use."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     before = list(log.handlers), log.level, faulthandler.is_enabled()
     assert before[2]  # pytest's own
@@ -33,10 +33,10 @@ def test_an_error_is_written_down_and_logging_is_as_before(
     assert "ended by KeyError\nTraceback" in text and "KeyError: 'lost'" in text
 
 
-def test_a_crash_of_the_machine_leaves_the_stack(tmp_path: Path) -> None:
+def test_a_segmentation_fault_leaves_the_stack(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
-        faulthandler.disable()  # nobody else asks for it
+        faulthandler.disable()  # pytest's own
         with worker_log(tmp_path, WORLD):
             os.kill(os.getpid(), signal.SIGSEGV)
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Algorithm 1 against a loop written out by hand, and what it leaves alone."""
+"""Algorithm 1 against a loop written out by hand, and its side effects."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dat.attacks import FGSM, PGD, Attack, Free, NoAttack, Square, TargetedAPGD
-from dat.comm import Buckets, Gather, World
-from dat.data import ImageData, Mix, Supply
+from dat.core.rng import Streams
+from dat.core.threat import ThreatModel
+from dat.data import Batches, ImageData, Mix
+from dat.distributed import Buckets, Gather, World
 from dat.objectives import TRADES, Adversarial
 from dat.optim import SGD, Constant
-from dat.rng import Draws
-from dat.threat import ThreatModel
 from dat.train import NotFinite, Trainer
-from dat.train.perturbation import WeightAttack
+from tests.trainers import make_trainer
 
 EPS, RATE, BATCH = 0.1, 0.3, 12
 
@@ -51,16 +51,16 @@ def trainer(world: World, model: nn.Module, **settings: object) -> Trainer:
         "batch": BATCH,
         "world": world,
     }
-    return Trainer(model=model, data=data(), **(plain | settings))  # type: ignore[arg-type]
+    return make_trainer(model=model, data=data(), **plain | settings)
 
 
 def by_hand(model: nn.Module, made: Trainer, clean_weight: float) -> None:
     """min over theta of lambda * loss + max over delta of loss, by plain SGD and PGD-3."""
-    whole = data()
-    for step in range(made.supply.steps):
-        index = made.supply.sources[0].plan.draw(0, step, 0)
-        x, y = whole.images[index], whole.labels[index]
-        draws = Draws.of(0, "attack", 0, step, index=index)
+    images = data()
+    for step in range(made.batches.steps):
+        index = made.batches.sources[0].sampler.draw(0, step, 0)
+        x, y = images.images[index], images.labels[index]
+        draws = Streams.of(0, "attack", 0, step, index=index)
         x_adv = x + EPS * (2 * draws.uniform(x.shape) - 1)
         x_adv = x_adv.clamp(x - EPS, x + EPS).clamp(0, 1)
         for _ in range(3):
@@ -88,23 +88,26 @@ def test_an_epoch_equals_the_loop_by_hand(world: World, clean_weight: float) -> 
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
-def test_dropout_follows_from_the_seed_and_the_global_generator_is_left_alone(
+def test_dropout_depends_on_the_seed_only_and_the_global_generator_is_untouched(
     world: World,
 ) -> None:
-    found = []
+    weights = []
     for noise in (1, 2):
         torch.manual_seed(noise)
         before = torch.get_rng_state()
         trainer(world, model := net(dropout=0.5), attack_bn="train").fit()
         assert torch.equal(before, torch.get_rng_state())
-        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    assert torch.equal(*found)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*weights)
     trainer(world, other := net(dropout=0.5), attack_bn="train", seed=1).fit()
-    assert not torch.equal(found[0], torch.cat([p.detach().flatten() for p in other.parameters()]))
+    others = torch.cat([p.detach().flatten() for p in other.parameters()])
+    assert not torch.equal(weights[0], others)
 
 
 @pytest.mark.parametrize("attack", [PGD(steps=2), FGSM()])
-def test_a_broken_loss_names_worker_epoch_and_step(world: World, attack: Attack) -> None:
+def test_the_error_of_an_infinite_loss_names_worker_epoch_and_step(
+    world: World, attack: Attack
+) -> None:
     class Breaks(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -124,15 +127,15 @@ def test_a_broken_loss_names_worker_epoch_and_step(world: World, attack: Attack)
 
 
 def test_free_training_equals_the_loop_by_hand(world: World) -> None:
-    """Every batch three times; each backward pass moves the weights and the perturbation."""
+    """Every batch three times; each backward pass updates the weights and the perturbation."""
     model, other = net(), net()
     made = trainer(world, model, attack=Free(replays=3))
-    assert made.steps == 3 * made.supply.steps
+    assert made.steps == 3 * made.batches.steps
     made.fit()
-    whole = data()
-    for number in range(made.supply.steps):
-        index = made.supply.sources[0].plan.draw(0, number, 0)
-        x, y = whole.images[index], whole.labels[index]
+    images = data()
+    for number in range(made.batches.steps):
+        index = made.batches.sources[0].sampler.draw(0, number, 0)
+        x, y = images.images[index], images.labels[index]
         delta = torch.zeros_like(x)
         for _ in range(3):
             x_adv = (x + delta).detach().requires_grad_()
@@ -148,12 +151,12 @@ def test_free_training_equals_the_loop_by_hand(world: World) -> None:
 @pytest.mark.parametrize("gamma", [0.01, 0.1])
 def test_weight_perturbation_equals_the_loop_by_hand(world: World, gamma: float) -> None:
     model, other = net(), net()
-    made = trainer(world, model, attack=NoAttack(), weight_attack=WeightAttack(gamma))
+    made = trainer(world, model, attack=NoAttack(), awp=gamma)
     made.fit()
-    whole = data()
-    for step in range(made.supply.steps):
-        index = made.supply.sources[0].plan.draw(0, step, 0)
-        x, y = whole.images[index], whole.labels[index]
+    images = data()
+    for step in range(made.batches.steps):
+        index = made.batches.sources[0].sampler.draw(0, step, 0)
+        x, y = images.images[index], images.labels[index]
         other.zero_grad()
         F.cross_entropy(other(x), y).backward()
         before = copy.deepcopy(other.state_dict())
@@ -169,17 +172,17 @@ def test_weight_perturbation_equals_the_loop_by_hand(world: World, gamma: float)
     assert_same(model, other)
 
 
-def test_weight_perturbation_waits_for_its_epoch(world: World) -> None:
+def test_weight_perturbation_starts_after_its_warmup(world: World) -> None:
     plain, late = net(), net()
     trainer(world, plain).fit()
-    trainer(world, late, weight_attack=WeightAttack(0.5, warmup=1)).fit()
+    trainer(world, late, awp=0.5, awp_warmup=1).fit()
     assert_same(plain, late, exactly=True)
 
 
-def test_weight_perturbation_leaves_batch_statistics_alone(world: World) -> None:
-    """They are those of one forward pass a step, not of two."""
+def test_weight_perturbation_does_not_change_running_statistics(world: World) -> None:
+    """They come from one forward pass per step, not from two."""
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))
-    made = trainer(world, model, attack=NoAttack(), weight_attack=WeightAttack(0.1))
+    made = trainer(world, model, attack=NoAttack(), awp=0.1)
     made.fit()
     norm = model[1]
     assert isinstance(norm, nn.BatchNorm1d)
@@ -199,14 +202,14 @@ def assert_same(one: nn.Module, other: nn.Module, *, exactly: bool = False) -> N
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-def test_images_without_labels_are_only_for_objectives_that_need_none(world: World) -> None:
+def test_unlabelled_images_are_refused_by_objectives_that_need_labels(world: World) -> None:
     rest = data().without_labels()
     with pytest.raises(ValueError, match="only trades learns from images without labels"):
         trainer(world, net(), unlabelled=rest)
     trainer(world, net(), unlabelled=rest, objective=TRADES())
 
 
-def test_labelled_and_unlabelled_images_count_as_they_should(world: World) -> None:
+def test_labelled_and_unlabelled_images_have_their_weights(world: World) -> None:
     """One step by hand: 8 labelled images with CE and KL, 4 unlabelled ones with a quarter of the
     KL."""
     model, other = net(), net()
@@ -218,43 +221,43 @@ def test_labelled_and_unlabelled_images_count_as_they_should(world: World) -> No
         objective=TRADES(beta=2.0),
         attack=NoAttack(),
     )
-    batch = made.supply.draw(0, 0, torch.device("cpu"))
+    batch = made.batches.draw(0, 0, torch.device("cpu"))
     assert (batch.y == -1).tolist() == [False] * 8 + [True] * 4
     assert (batch.numbers[8:] >= 36).all() and (batch.numbers[:8] < 36).all()
-    made.supply = Supply(made.supply.sources, 1)
+    made.batches = Batches(made.batches.sources, 1)
     made.fit()
     logits = other(batch.x)
     loss = F.cross_entropy(logits[:8], batch.y[:8], reduction="sum") / 9  # 8 + 4 / 4
-    loss.backward()  # without an attack the KL is 0, and so is its gradient
+    loss.backward()  # without an attack, the KL and its gradient are 0
     descend(other)
     assert_same(model, other)
 
 
-def test_attacks_that_read_labels_are_refused_where_there_are_none(world: World) -> None:
+def test_attacks_that_read_labels_are_refused_without_labels(world: World) -> None:
     rest = data().without_labels()
     for attack in (Square(queries=5), PGD(loss="margin"), TargetedAPGD()):
-        with pytest.raises(ValueError, match="must know the right answers"):
+        with pytest.raises(ValueError, match="needs labels, and some images have none"):
             trainer(world, net(), unlabelled=rest, objective=TRADES(), attack=attack)
 
 
 def test_free_training_with_weight_perturbation_ascends_the_updates_gradient(world: World) -> None:
-    """Not that of the pass before it as well: with a vanishing perturbation nothing changes."""
+    """Not also that of AWP's own pass: a vanishing weight perturbation changes nothing."""
     plain, both = net(), net()
     trainer(world, plain, attack=Free(replays=2)).fit()
-    trainer(world, both, attack=Free(replays=2), weight_attack=WeightAttack(1e-12)).fit()
+    trainer(world, both, attack=Free(replays=2), awp=1e-12).fit()
     assert_same(plain, both)
 
 
-def test_weight_perturbation_leaves_error_feedback_to_the_updates(world: World) -> None:
-    """What its own exchange left over by rounding is not added to an update."""
+def test_weight_perturbation_does_not_change_error_feedback(world: World) -> None:
+    """The residuals of its own exchange are not added to an update."""
     plain, both = net(), net()
-    few = Buckets(bits=2, rounding="nearest", error_feedback=True, dense_below=0)
+    two_bits = Buckets(bits=2, rounding="nearest", error_feedback=True, dense_below=0)
     for model, gamma in ((plain, 0.0), (both, 1e-12)):
         trainer(
             *(world, model),
             attack=NoAttack(),
-            quantizer=few,
+            quantizer=two_bits,
             protocol=Gather(),
-            weight_attack=WeightAttack(gamma),
+            awp=gamma,
         ).fit()
     assert_same(plain, both)

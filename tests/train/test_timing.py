@@ -1,4 +1,4 @@
-"""How a step's time is divided, and who is told of its stages."""
+"""The time of attack and update, and the callbacks of a step's stages."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import torch
 from torch import nn
 
 from dat.attacks import PGD
-from dat.comm import World
+from dat.core.tracing import stage, watched
 from dat.data import ImageData
-from dat.optim import LAMB, SGD, OuterOracle
-from dat.stages import stage, watched
-from dat.train import EpochRecord, Trainer
-from dat.train.timing import Split
+from dat.distributed import World
+from dat.optim import LAMB, SGD, OptimizerSettings
+from dat.train import EpochRecord
+from dat.train.timing import StepTimer
+from tests.trainers import make_trainer
 
 
-def trained(optimizer: OuterOracle) -> EpochRecord:
+def trained(optimizer: OptimizerSettings) -> EpochRecord:
     random = torch.Generator().manual_seed(0)
     images = torch.rand(24, 1, 4, 4, generator=random)
     data = ImageData.of(images, torch.arange(24) % 3)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
     with World.join(device="cpu", threads=1) as world:
-        trainer = Trainer(
+        trainer = make_trainer(
             model=model,
             data=data,
             attack=PGD(steps=3),
@@ -44,7 +45,7 @@ def test_attack_and_update_are_parts_of_an_epoch() -> None:
     assert record.attack_seconds + record.update_seconds <= record.seconds
 
 
-def test_an_epoch_tells_the_trust_ratios_of_its_last_step() -> None:
+def test_an_epoch_records_the_trust_ratios_of_its_last_step() -> None:
     ratios = trained(LAMB(lr=0.01)).trust_ratios
     assert ratios is not None
     assert {"1.weight", "3.weight"} <= set(ratios)
@@ -53,7 +54,7 @@ def test_an_epoch_tells_the_trust_ratios_of_its_last_step() -> None:
 
 
 class Clock:
-    """Each look at it is a second later."""
+    """Each reading is a second later."""
 
     now = 0.0
 
@@ -66,31 +67,31 @@ class Clock:
         return start, end
 
 
-def test_stages_within_others_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    split = Split(torch.device("cpu"))
-    monkeypatch.setattr(split, "_clock", Clock())
-    with watched(split):
+def test_nested_stages_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = StepTimer(torch.device("cpu"))
+    monkeypatch.setattr(timer, "_clock", Clock())
+    with watched(timer):
         with stage("attack"), stage("forward"):
             pass
         for name in ("update/forward", "update/backward", "optimizer", "data"):
             with stage(name):
                 pass
-    assert split.read() == {"attack": 1.0, "update": 3.0}
-    assert split.read() == {"attack": 0.0, "update": 0.0}
+    assert timer.read() == {"attack": 1.0, "update": 3.0}
+    assert timer.read() == {"attack": 0.0, "update": 0.0}
 
 
-def test_everybody_who_watches_is_told() -> None:
-    told: list[str] = []
+def test_all_watchers_are_called() -> None:
+    calls: list[str] = []
 
-    def listener(who: str):  # type: ignore[no-untyped-def]
+    def watcher(name: str):  # type: ignore[no-untyped-def]
         @contextmanager
-        def watch(name: str) -> Iterator[None]:
-            told.append(f"{who} begins {name}")
+        def watch(stage: str) -> Iterator[None]:
+            calls.append(f"{name} begins {stage}")
             yield
-            told.append(f"{who} ends {name}")
+            calls.append(f"{name} ends {stage}")
 
         return watch
 
-    with watched(listener("a")), watched(listener("b")), stage("x"):
+    with watched(watcher("a")), watched(watcher("b")), stage("x"):
         pass
-    assert told == ["a begins x", "b begins x", "b ends x", "a ends x"]
+    assert calls == ["a begins x", "b begins x", "b ends x", "a ends x"]

@@ -1,4 +1,4 @@
-"""The loop around Algorithm 1."""
+"""The training loop around Algorithm 1."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import torch
 from torch import nn
 
 from dat.attacks import FGSM, PGD, Attack, NoAttack
-from dat.comm import World
+from dat.core.threat import ThreatModel
 from dat.data import ImageData, load, split_holdout
+from dat.distributed import World
 from dat.evaluation import Accuracy, evaluate
 from dat.models import build_model
 from dat.optim import LAMB, Cosine, Piecewise
-from dat.threat import ThreatModel
-from dat.train import EpochRecord, Listener, NotFinite, Trainer
+from dat.train import Callback, EpochRecord, NotFinite, Trainer
+from dat.train.selection import BestWeights
+from tests.trainers import make_trainer
 
 THREAT = ThreatModel(eps=0.2)
 
@@ -35,44 +37,44 @@ def made(world: World, **settings: object) -> Trainer:
         "holdout": holdout,
         "threat": THREAT,
         "attack": PGD(steps=3),
-        "selection": PGD(steps=3),
+        "select_steps": 3,
         "optimizer": LAMB(lr=0.05),
         "schedule": Cosine(),
         "epochs": 3,
         "batch": 240,
         "world": world,
     }
-    return Trainer(**(plain | settings))  # type: ignore[arg-type]
+    return make_trainer(**plain | settings)
 
 
-class Diary(Listener):
-    """Writes down what it is told."""
+class Diary(Callback):
+    """Records all events."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
         self.best: list[tuple[str, dict[str, torch.Tensor]]] = []
 
-    def started(self, trainer: Trainer) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         self.events.append("started")
 
-    def best_found(self, trainer: Trainer, name: str, model: nn.Module) -> None:
+    def on_new_best(self, trainer: Trainer, name: str, model: nn.Module) -> None:
         self.best.append((name, {k: v.clone() for k, v in model.state_dict().items()}))
 
-    def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self.events.append(f"epoch {record.epoch}")
 
-    def ended(self, trainer: Trainer) -> None:
+    def on_fit_end(self, trainer: Trainer) -> None:
         self.events.append("ended")
 
 
 @pytest.fixture(scope="module")
 def trained(world: World) -> tuple[Trainer, list[EpochRecord], Diary]:
     diary = Diary()
-    trainer = made(world, ema=0.9, listeners=[diary])
+    trainer = made(world, ema=0.9, callbacks=[diary])
     return trainer, trainer.fit(), diary
 
 
-def test_listeners_are_told(trained: tuple[Trainer, list[EpochRecord], Diary]) -> None:
+def test_callbacks_are_called(trained: tuple[Trainer, list[EpochRecord], Diary]) -> None:
     assert trained[2].events == ["started", "epoch 1", "epoch 2", "epoch 3", "ended"]
 
 
@@ -81,29 +83,31 @@ def test_the_best_weights_are_those_with_the_highest_held_out_ra(
 ) -> None:
     trainer, records, diary = trained
     ra = [record.holdout_ra for record in records]
-    assert ra[trainer.best_epoch() - 1] == max(r for r in ra if r is not None)
+    assert ra[(trainer.best_epoch() or 0) - 1] == max(r for r in ra if r is not None)
     last = [state for name, state in diary.best if name == ""][-1]
     best = trainer.best_model().state_dict()
     assert all(torch.equal(last[key], best[key]) for key in best)
 
 
-def test_averaged_weights_are_measured_beside_the_raw_ones(
+def test_averaged_weights_are_evaluated_like_the_model(
     trained: tuple[Trainer, list[EpochRecord], Diary], world: World
 ) -> None:
     trainer, records, _ = trained
-    assert trainer.holdout is not None
+    holdout = trainer.images.holdout
+    assert isinstance(holdout, ImageData)
     for name, ta, ra in (
         ("", records[-1].holdout_ta, records[-1].holdout_ra),
         ("ema-", records[-1].ema_ta, records[-1].ema_ra),
     ):
-        assert isinstance(trainer.holdout, ImageData)
-        found = evaluate(
-            trainer.models()[name], trainer.holdout, threat=THREAT, attack=PGD(steps=3), world=world
+        accuracy = evaluate(
+            trainer.models()[name], holdout, threat=THREAT, attack=PGD(steps=3), world=world
         )
-        assert (found.ta, found.ra) == (ta, ra)
+        assert (accuracy.ta, accuracy.ra) == (ta, ra)
 
 
-def test_the_schedule_sets_the_rate(trained: tuple[Trainer, list[EpochRecord], Diary]) -> None:
+def test_the_schedule_sets_the_learning_rate(
+    trained: tuple[Trainer, list[EpochRecord], Diary],
+) -> None:
     trainer, records, _ = trained
     steps = trainer.steps
     for epoch, record in enumerate(records):
@@ -122,19 +126,19 @@ def test_without_held_out_images_the_last_weights_are_the_best(world: World) -> 
     assert all(record.holdout_ra is None for record in records)
 
 
-def test_held_out_images_may_be_measured_less_often(world: World) -> None:
+def test_held_out_images_may_be_evaluated_less_often(world: World) -> None:
     records = made(world, select_every=2, attack=NoAttack()).fit()
     assert [record.holdout_ra is None for record in records] == [True, False, False]
 
 
-def test_selection_may_go_by_clean_accuracy(world: World) -> None:
+def test_selection_by_clean_accuracy(world: World) -> None:
     for by, second in (("ta", False), ("ra", True)):
-        best = made(world, select_by=by).best
+        best = made(world, select_by=by).parts.one(BestWeights).best
         assert best.consider("", nn.Linear(1, 1), Accuracy(10, 9, 1), 1)
         assert best.consider("", nn.Linear(1, 1), Accuracy(10, 8, 8), 2) == second
 
 
-def test_any_torch_optimizer_will_do(world: World) -> None:
+def test_any_torch_optimizer_works(world: World) -> None:
     trainer = made(
         world,
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
@@ -147,7 +151,7 @@ def test_any_torch_optimizer_will_do(world: World) -> None:
     assert records[1].loss < records[0].loss
 
 
-def test_broken_weights_are_neither_measured_nor_kept(world: World) -> None:
+def test_weights_that_are_not_finite_are_neither_evaluated_nor_saved(world: World) -> None:
     class Explodes(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             for parameter in self.param_groups[0]["params"]:
@@ -158,7 +162,7 @@ def test_broken_weights_are_neither_measured_nor_kept(world: World) -> None:
         world,
         optimizer=lambda model: Explodes(model.parameters(), lr=0.1),
         batch=1293,
-        listeners=[diary],
+        callbacks=[diary],
     )
     with pytest.raises(NotFinite, match=r"epoch 1: features\.0\.weight is not finite"):
         trainer.fit()
@@ -169,7 +173,7 @@ def test_broken_weights_are_neither_measured_nor_kept(world: World) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"epochs": 0}, "epochs and select_every must be at least 1"),
+        ({"epochs": 0}, "epochs must be at least 1"),
         ({"select_by": "loss"}, "select_by = 'loss': must be"),
         ({"batch": 9999}, "train.batch = 9999: there are only 1293"),
     ],
@@ -182,7 +186,7 @@ def test_wrong_settings_are_refused(
 
 
 def test_standard_training_collapses_and_dat_does_not(world: World) -> None:
-    """The reason for all of this, on a smaller network than the README's table."""
+    """The point of the project, on a smaller network than the README's table."""
 
     def accuracy(attack: Attack, select_by: str) -> Accuracy:
         trainer = made(

@@ -1,4 +1,4 @@
-"""Weights on disk: whole or not at all, and never executed."""
+"""Weights on disk: written atomically, and never executed."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def test_a_failed_write_keeps_the_old_weights(
     assert path.read_bytes() == before
 
 
-def test_broken_files_are_refused(tmp_path: Path) -> None:
+def test_truncated_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     with pytest.raises(ValueError, match="no such weights"):
         load_weights(net(), path)
     save_weights(net(), path)
-    whole = path.read_bytes()
-    for size in (0, 4, 20, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:size])
-        with pytest.raises(ValueError, match="not a whole safetensors file"):
+    complete = path.read_bytes()
+    for size in (0, 4, 20, len(complete) // 2, len(complete) - 1):
+        path.write_bytes(complete[:size])
+        with pytest.raises(ValueError, match="not a valid safetensors file"):
             load_weights(net(), path)
 
 
@@ -78,10 +78,10 @@ def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
     trap = tmp_path / "executed"
     path = tmp_path / "w.safetensors"
     path.write_bytes(pickle.dumps(Payload(trap)))
-    with pytest.raises(ValueError, match="not a whole safetensors file"):
+    with pytest.raises(ValueError, match="not a valid safetensors file"):
         load_weights(net(), path)
     torch.save({"x": Payload(trap)}, path)
-    with pytest.raises(ValueError, match="not a whole safetensors file"):
+    with pytest.raises(ValueError, match="not a valid safetensors file"):
         load_weights(net(), path)
     assert not trap.exists()
     pickle.loads(pickle.dumps(Payload(trap)))
@@ -89,8 +89,8 @@ def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrap", ["bare", "checkpoint", "list", "ddp"])
-def test_weights_of_others_are_read(tmp_path: Path, wrap: str) -> None:
-    """What torch.save wrote: a state dict, a checkpoint around it, names of a wrapped model."""
+def test_files_of_torch_save_are_read(tmp_path: Path, wrap: str) -> None:
+    """A state dict, a checkpoint that contains one, or one with the names of a wrapped model."""
     theirs, ours = net(), net()
     with torch.no_grad():
         for parameter in theirs.parameters():
@@ -107,16 +107,16 @@ def test_weights_of_others_are_read(tmp_path: Path, wrap: str) -> None:
     assert all(torch.equal(value, state[name]) for name, value in ours.state_dict().items())
 
 
-def test_what_is_no_state_dict_is_refused(tmp_path: Path) -> None:
+def test_files_without_a_state_dict_are_refused(tmp_path: Path) -> None:
     torch.save([1, 2, 3], tmp_path / "list.pt")
-    with pytest.raises(ValueError, match=r"list\.pt: holds no state dict"):
+    with pytest.raises(ValueError, match=r"list\.pt: contains no state dict"):
         load_weights(net(), tmp_path / "list.pt")
     (tmp_path / "broken.pt").write_bytes(b"PK broken")
     with pytest.raises(ValueError, match=r"broken\.pt: not plain weights"):
         load_weights(net(), tmp_path / "broken.pt")
 
 
-def test_a_whole_pickled_model_is_not_executed(tmp_path: Path) -> None:
+def test_a_pickled_model_is_not_executed(tmp_path: Path) -> None:
     torch.save(net(), tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"model\.pt: not plain weights"):
         load_weights(net(), tmp_path / "model.pt")

@@ -1,9 +1,11 @@
-"""Inner maximisation oracles: step 5 of Algorithm A1.
+"""Attacks: the inner maximisation, step 5 of Algorithm A1.
 
-An attack gets a closure `x -> per-example loss`, a batch, a threat model and the batch's random
-streams. One that must know whether it has won (FAB, targeted APGD) gets a `Victim`, a loss that
-also knows the right answers. To add an attack: a file here, a line below.
+An attack takes a closure `x -> per-example loss`, a batch, a threat model and the batch's random
+streams. One that needs to know which images are misclassified (FAB, targeted APGD) takes an
+`AttackTarget`, a loss with the network and the labels. To add an attack: a file here, a line below.
 """
+
+from typing import TYPE_CHECKING
 
 from dat.attacks.apgd import APGD, TargetedAPGD
 from dat.attacks.base import Attack, Targeted
@@ -15,8 +17,12 @@ from dat.attacks.nfgsm import NFGSM
 from dat.attacks.none import NoAttack
 from dat.attacks.pgd import PGD
 from dat.attacks.square import Square
-from dat.attacks.victim import Loss, Victim
+from dat.attacks.target import AttackTarget, Loss
 from dat.attacks.yopo import YOPO
+from dat.core.deprecation import renamed_names
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed_names(__name__, Victim="AttackTarget")
 
 ATTACKS: dict[str, type[Attack]] = {
     "none": NoAttack,
@@ -40,12 +46,12 @@ __all__ = [
     "PGD",
     "YOPO",
     "Attack",
+    "AttackTarget",
     "Free",
     "Loss",
     "NoAttack",
     "Square",
     "Targeted",
     "TargetedAPGD",
-    "Victim",
     "attack_mode",
 ]

@@ -1,141 +1,156 @@
-"""APGD (Croce & Hein 2020): projected ascent with momentum whose step size sets itself."""
+"""APGD (Croce & Hein 2020): projected gradient ascent with momentum and an adaptive step size."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from dat.attacks.base import Attack, Targeted
-from dat.attacks.victim import (
+from dat.attacks.target import (
     GIVEN,
     LOSSES,
+    AttackTarget,
     Loss,
-    Victim,
-    View,
-    ascended,
-    look,
-    narrowed,
-    settled,
+    ValueAndGrad,
+    select,
+    stops_when_broken,
+    value_and_grad,
+    with_loss,
 )
-from dat.fields import setting
-from dat.losses import targeted_dlr
-from dat.rng import Draws
-from dat.threat import ThreatModel, per_sample
+from dat.core.lazy import torch
+from dat.core.losses import targeted_dlr
+from dat.core.rng import Streams
+from dat.core.settings import setting
+from dat.core.threat import ThreatModel, per_sample
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOMENTUM = 0.75
-ENOUGH = 0.75
-"""The share of steps that must have raised the loss, or the step size is halved."""
+"""alpha: the weight of the gradient step; the rest repeats the previous update."""
+RHO = 0.75
+"""The step size is halved unless more than this share of the steps raised the loss."""
 
 
 @dataclass
-class Climb:
-    """How far the samples have come."""
+class APGDState:
+    """The progress of the attack; all tensors have one row per sample."""
 
     x: Tensor
-    at: Tensor
-    before: Tensor
-    seen: View
+    x_adv: Tensor
+    previous: Tensor
+    """x_adv one step ago."""
+    current: ValueAndGrad
+    """The loss at x_adv."""
     best: Tensor
-    best_seen: View
-    step: Tensor
-    rises: Tensor
+    """The point with the highest loss so far."""
+    best_value: ValueAndGrad
+    """The loss there."""
+    step_size: Tensor
+    increases: Tensor
     """Steps since the last checkpoint that raised the loss."""
-    best_then: Tensor
-    """The best loss at the last checkpoint."""
+    checkpoint_loss: Tensor
+    """The highest loss at the last checkpoint."""
     halved: Tensor
-    """Whether the step size was halved there."""
+    """Whether the step size was halved at the last checkpoint."""
 
     @classmethod
-    def begin(cls, x: Tensor, at: Tensor, seen: View, step: float) -> Climb:
+    def start(cls, x: Tensor, x_adv: Tensor, value: ValueAndGrad, step_size: float) -> APGDState:
         return cls(
             x=x,
-            at=at,
-            before=at,
-            seen=seen,
-            best=at,
-            best_seen=seen,
-            step=torch.full_like(seen.loss, step),
-            rises=torch.zeros_like(seen.loss),
-            best_then=seen.loss,
-            halved=torch.ones_like(seen.broken),
+            x_adv=x_adv,
+            previous=x_adv,
+            current=value,
+            best=x_adv,
+            best_value=value,
+            step_size=torch.full_like(value.loss, step_size),
+            increases=torch.zeros_like(value.loss),
+            checkpoint_loss=value.loss,
+            halved=torch.ones_like(value.misclassified),
         )
 
-    def pick(self, rows: Tensor) -> Climb:
-        values: list[Any] = [_pick(getattr(self, field.name), rows) for field in fields(self)]
-        return Climb(*values)
+    def select(self, rows: Tensor) -> APGDState:
+        """The state of a subset of the samples."""
+        values: list[Any] = [_select(getattr(self, field.name), rows) for field in fields(self)]
+        return APGDState(*values)
 
-    def arrive(self, at: Tensor, seen: View) -> None:
-        """Take a step, and keep the best."""
-        self.rises += seen.loss > self.seen.loss
-        self.before, self.at, self.seen = self.at, at, seen
-        better = seen.loss > self.best_seen.loss
-        self.best = _where(better, at, self.best)
-        self.best_seen = _choose(better, seen, self.best_seen)
+    def update(self, x_adv: Tensor, value: ValueAndGrad) -> None:
+        """Move to a new point, and keep the best one."""
+        self.increases += value.loss > self.current.loss
+        self.previous, self.x_adv, self.current = self.x_adv, x_adv, value
+        better = value.loss > self.best_value.loss
+        self.best = _where(better, x_adv, self.best)
+        self.best_value = ValueAndGrad(
+            *(_where(better, new, old) for new, old in zip(value, self.best_value, strict=True))
+        )
 
-    def reconsider(self, steps: int) -> None:
-        """At a checkpoint: where few of the last steps raised the loss, or none raised the best
-        one at the same step size, halve it and go on from the best point."""
-        stuck = ~self.halved & (self.best_then >= self.best_seen.loss)
-        halve = (self.rises <= ENOUGH * steps) | stuck
-        self.step = torch.where(halve, self.step / 2, self.step)
-        self.at = _where(halve, self.best, self.at)
-        gradient = _where(halve, self.best_seen.gradient, self.seen.gradient)
-        self.seen = self.seen._replace(gradient=gradient)
-        self.rises = torch.zeros_like(self.rises)
-        self.best_then, self.halved = self.best_seen.loss, halve
+    def adapt_step_size(self, steps: int) -> None:
+        """At a checkpoint, halve the step size and return to the best point where too few of the
+        last `steps` steps raised the loss (condition 1 of the paper), or neither the step size nor
+        the highest loss has changed since the last checkpoint (condition 2)."""
+        stuck = ~self.halved & (self.checkpoint_loss >= self.best_value.loss)
+        halve = (self.increases <= RHO * steps) | stuck
+        self.step_size = torch.where(halve, self.step_size / 2, self.step_size)
+        self.x_adv = _where(halve, self.best, self.x_adv)
+        gradient = _where(halve, self.best_value.gradient, self.current.gradient)
+        self.current = self.current._replace(gradient=gradient)
+        self.increases = torch.zeros_like(self.increases)
+        self.checkpoint_loss, self.halved = self.best_value.loss, halve
 
 
 @dataclass(frozen=True, kw_only=True)
 class APGD(Attack):
-    """`steps` ascent steps from a random point of the ball's surface, the first ones long."""
+    """`steps` ascent steps from a random point on the surface of the ball; the step size starts at
+    2 eps and is halved as progress slows."""
 
     steps: int = setting(100, "ascent steps", ge=1)
     loss: str = setting(
-        GIVEN, "what to ascend; given is the objective's own", choices=(GIVEN, *LOSSES)
+        GIVEN, "loss to maximise; given: that of the objective", choices=(GIVEN, *LOSSES)
     )
-    eot: int = setting(1, "gradients averaged at each step, for random networks", ge=1)
+    eot: int = setting(1, "gradients averaged per step, for randomized networks", ge=1)
 
-    def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
-        return self.climb(ascended(loss, self.loss, "apgd.loss"), x, threat, draws)
+    def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Streams) -> Tensor:
+        return self.maximize(with_loss(loss, self.loss, "apgd.loss"), x, threat, draws)
 
-    def climb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
-        """The best points; of a victim that need only be broken, the first that break it."""
-        found = x.clone()
+    def maximize(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Streams) -> Tensor:
+        """The points of highest loss or, with `until_broken`, the first misclassified ones."""
+        result = x.clone()
         rows = torch.arange(len(x), device=x.device)
-        at = threat.random_edge(x, draws)
-        climb = Climb.begin(x, at, look(loss, at, draws=self.eot), 2 * threat.eps)
-        checkpoints, since = self.checkpoints(), 0
+        x_adv = threat.random_boundary_start(x, draws)
+        value = value_and_grad(loss, x_adv, samples=self.eot)
+        state = APGDState.start(x, x_adv, value, 2 * threat.eps)
+        checkpoints, since_checkpoint = self.checkpoints(), 0
         for step in range(self.steps):
-            rows, climb, loss = _spare(found, rows, climb, loss)
+            rows, state, loss = _drop_broken(result, rows, state, loss)
             if len(rows) == 0:
-                return found
-            at = self._step(climb, threat, first=step == 0)
-            climb.arrive(at, look(loss, at, draws=self.eot))
-            since += 1
+                return result
+            x_adv = self._step(state, threat, first=step == 0)
+            state.update(x_adv, value_and_grad(loss, x_adv, samples=self.eot))
+            since_checkpoint += 1
             if step in checkpoints:
-                rows, climb, loss = _spare(found, rows, climb, loss)
-                climb.reconsider(since)
-                since = 0
-        rows, climb, _ = _spare(found, rows, climb, loss)
-        found[rows] = climb.best
-        return found
+                rows, state, loss = _drop_broken(result, rows, state, loss)
+                state.adapt_step_size(since_checkpoint)
+                since_checkpoint = 0
+        rows, state, _ = _drop_broken(result, rows, state, loss)
+        result[rows] = state.best
+        return result
 
-    def _step(self, climb: Climb, threat: ThreatModel, *, first: bool) -> Tensor:
-        share = 1.0 if first else MOMENTUM
-        there = threat.ascend(climb.at, climb.seen.gradient, climb.step, climb.x)
-        drift = climb.at - climb.before
-        return threat.project(climb.at + share * (there - climb.at) + (1 - share) * drift, climb.x)
+    def _step(self, state: APGDState, threat: ThreatModel, *, first: bool) -> Tensor:
+        alpha = 1.0 if first else MOMENTUM
+        stepped = threat.ascend(state.x_adv, state.current.gradient, state.step_size, state.x)
+        momentum = state.x_adv - state.previous
+        x_adv = state.x_adv + alpha * (stepped - state.x_adv) + (1 - alpha) * momentum
+        return threat.project(x_adv, state.x)
 
     def checkpoints(self) -> set[int]:
-        """After 22 % of the steps, then after ever fewer, down to 6 %."""
-        length, places, place = max(int(0.22 * self.steps), 1), set[int](), -1
-        while (place := place + length) < self.steps:
-            places.add(place)
-            length = max(length - max(int(0.03 * self.steps), 1), max(int(0.06 * self.steps), 1))
-        return places
+        """The steps at which the step size may be halved: after 22 % of all steps, then at
+        intervals that shrink by 3 % each, down to 6 %."""
+        interval, checkpoints, step = max(int(0.22 * self.steps), 1), set[int](), -1
+        shrink, smallest = (max(int(share * self.steps), 1) for share in (0.03, 0.06))
+        while (step := step + interval) < self.steps:
+            checkpoints.add(step)
+            interval = max(interval - shrink, smallest)
+        return checkpoints
 
     @property
     def reads_labels(self) -> bool:
@@ -147,36 +162,38 @@ class APGD(Attack):
 
 @dataclass(frozen=True, kw_only=True)
 class TargetedAPGD(Targeted):
-    """APGD on the targeted DLR loss, aimed at the likeliest wrong classes in turn."""
+    """APGD on the targeted DLR loss, for each of the most likely wrong classes."""
 
-    steps: int = setting(100, "ascent steps for each target", ge=1)
-    eot: int = setting(1, "gradients averaged at each step, for random networks", ge=1)
+    steps: int = setting(100, "ascent steps per target", ge=1)
+    eot: int = setting(1, "gradients averaged per step, for randomized networks", ge=1)
 
-    def aimed(self, loss: Victim, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
-        climber = APGD(steps=self.steps, eot=self.eot)
-        return climber.climb(replace(loss, loss=targeted_dlr), x, threat, draws)
+    def perturb_towards(
+        self, loss: AttackTarget, x: Tensor, threat: ThreatModel, draws: Streams
+    ) -> Tensor:
+        apgd = APGD(steps=self.steps, eot=self.eot)
+        return apgd.maximize(replace(loss, loss=targeted_dlr), x, threat, draws)
 
     def cost(self) -> int:
         return self.targets * APGD(steps=self.steps, eot=self.eot).cost()
 
 
-def _spare(found: Tensor, rows: Tensor, climb: Climb, loss: Loss) -> tuple[Tensor, Climb, Loss]:
-    """Whoever is broken, and need be no more than that, is done: the example is kept."""
-    broken = climb.seen.broken
-    if not settled(loss) or not broken.any():
-        return rows, climb, loss
-    found[rows[broken]] = climb.at[broken]
-    standing = (~broken).nonzero().squeeze(1)
-    return rows[standing], climb.pick(standing), narrowed(loss, standing)
+def _drop_broken(
+    result: Tensor, rows: Tensor, state: APGDState, loss: Loss
+) -> tuple[Tensor, APGDState, Loss]:
+    """With `until_broken`, store the misclassified images in `result` and go on without them."""
+    broken = state.current.misclassified
+    if not stops_when_broken(loss) or not broken.any():
+        return rows, state, loss
+    result[rows[broken]] = state.x_adv[broken]
+    remaining = (~broken).nonzero().squeeze(1)
+    return rows[remaining], state.select(remaining), select(loss, remaining)
 
 
-def _where(rows: Tensor, these: Tensor, those: Tensor) -> Tensor:
-    return torch.where(per_sample(rows, these), these, those)
+def _where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(per_sample(condition, a), a, b)
 
 
-def _choose(rows: Tensor, these: View, those: View) -> View:
-    return View(*(_where(rows, a, b) for a, b in zip(these, those, strict=True)))
-
-
-def _pick(value: Tensor | View, rows: Tensor) -> Tensor | View:
-    return View(*(part[rows] for part in value)) if isinstance(value, View) else value[rows]
+def _select(value: Tensor | ValueAndGrad, rows: Tensor) -> Tensor | ValueAndGrad:
+    if isinstance(value, ValueAndGrad):
+        return ValueAndGrad(*(tensor[rows] for tensor in value))
+    return value[rows]

@@ -1,91 +1,127 @@
-"""What every attack is."""
+"""The base classes of attacks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import torch
-from torch import Tensor
+from dat.attacks.target import AttackTarget, Loss, require_target, select, stops_when_broken, value
+from dat.core.lazy import torch
+from dat.core.rng import Streams
+from dat.core.settings import Settings, setting
+from dat.core.threat import ThreatModel, per_sample
 
-from dat.attacks.victim import Loss, Victim, glance, narrowed, settled, victim
-from dat.fields import Settings, setting
-from dat.rng import Draws
-from dat.threat import ThreatModel, per_sample
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Attempt = Callable[[Tensor], Tensor]
-"""One of several attacks on the same images: the rows to attack, to adversarial examples."""
+Attempt = Callable[["Tensor"], "Tensor"]
+"""One of several attacks on the same images: maps the rows to attack to adversarial examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(Settings, ABC):
-    """An approximate solution of max over the threat model of a loss, for each sample alone."""
+    """Maximises a loss over the threat model, approximately and for each sample independently."""
 
     def __call__(
-        self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws | None = None
+        self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Streams | None = None
     ) -> Tensor:
-        """Adversarial examples: in the ball around `x`, in [0, 1], and not requiring gradients.
+        """Return adversarial examples in the ball around `x` and in [0, 1], detached.
 
-        Without `draws` the samples are numbered 0, 1, ... and the seed is 0.
+        By default, the random streams are those of samples 0, 1, ... with seed 0.
         """
         if draws is None:
-            draws = Draws.of(0, "attack", index=torch.arange(len(x), device=x.device))
+            draws = Streams.of(0, "attack", index=torch.arange(len(x), device=x.device))
         return self.perturb(loss, x.detach(), threat, draws)
 
     @abstractmethod
-    def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor: ...
+    def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Streams) -> Tensor:
+        """The attack itself; `x` is detached."""
 
     def rounds(self) -> Sequence[Attack]:
-        """Attacks that, one after the other, do what this one does; between them, whoever is broken
-        may be left out."""
+        """A sequence of attacks equivalent to this one, between which misclassified images may be
+        dropped."""
         return (self,)
 
     @property
     def reach(self) -> float:
-        """How far the examples may be from the image, in units of eps."""
+        """The largest allowed distance to the image, in units of eps."""
         return 1.0
 
     @property
     def reads_labels(self) -> bool:
-        """Whether it must know the right answers, whatever the objective ascends."""
+        """Whether the attack needs labels, whatever the objective's loss is."""
         return False
 
     def cost(self) -> int:
-        """Forward passes for a sample that withstands it, a backward pass counted as two."""
+        """Forward passes for a sample that stays correctly classified; a backward pass counts as
+        two."""
         return 0
+
+    # How training uses the attack.
+
+    @property
+    def starts_from(self) -> str:
+        """The starting point in training: `fresh`, the perturbation `carried` over from the last
+        epoch, or that of the last `replay` of the batch."""
+        return "fresh"
+
+    @property
+    def batch_replays(self) -> int:
+        """How many times in a row a batch is trained on."""
+        return 1
+
+    @property
+    def single_step(self) -> bool:
+        """Whether the attack takes one step, so that catastrophic overfitting may occur."""
+        return getattr(self, "steps", 0) == 1
+
+    @property
+    def early_stopping(self) -> str:
+        """The setting that lets images leave the batch before the last step, with its value."""
+        return ""
+
+    def sharding_conflict(self) -> str:
+        """Why the attack does not work with a sharded model, and an alternative; empty if it
+        does."""
+        return (
+            f"attack {type(self).__name__} may call the network more often on one worker than on "
+            "another, and they would wait forever; use pgd, fgsm, n-fgsm, free or none"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Targeted(Attack):
-    """Aims at the likeliest wrong classes in turn."""
+    """Attacks towards each of the most likely wrong classes; the worst result counts."""
 
-    targets: int = setting(9, "how many wrong classes, the likeliest first", ge=1)
-    first: int = setting(1, "the first of them, counted from 1", ge=1)
+    targets: int = setting(9, "number of target classes, the most likely wrong ones first", ge=1)
+    first: int = setting(1, "rank of the first target class, counted from 1", ge=1)
 
     @property
     def reads_labels(self) -> bool:
         return True
 
     @abstractmethod
-    def aimed(self, loss: Victim, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
-        """Attack with `loss.targets` in view."""
+    def perturb_towards(
+        self, loss: AttackTarget, x: Tensor, threat: ThreatModel, draws: Streams
+    ) -> Tensor:
+        """Attack towards the classes `loss.targets`, one per image."""
 
-    def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Draws) -> Tensor:
-        against = victim(loss, type(self).__name__)
-        order = against.wrong_classes(x)
-        ranks = range(self.first, min(self.first + self.targets, order.shape[1] + 1))
+    def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Streams) -> Tensor:
+        target = require_target(loss, type(self).__name__)
+        classes = target.wrong_classes(x)
+        ranks = range(self.first, min(self.first + self.targets, classes.shape[1] + 1))
 
         def attempt(rank: int) -> Attempt:
-            return lambda rows: self.aimed(
-                replace(against.pick(rows), targets=order[rows, rank - 1]),
+            return lambda rows: self.perturb_towards(
+                replace(target.select(rows), targets=classes[rows, rank - 1]),
                 x[rows],
                 threat,
-                draws.pick(rows).fork("target", rank),
+                draws.select(rows).fork("target", rank),
             )
 
-        return worst_of(against, x, [attempt(rank) for rank in ranks])
+        return worst_of(target, x, [attempt(rank) for rank in ranks])
 
     def rounds(self) -> Sequence[Self]:
         ranks = range(self.first, self.first + self.targets)
@@ -93,9 +129,9 @@ class Targeted(Attack):
 
 
 def worst_of(loss: Loss, x: Tensor, attempts: Sequence[Attempt]) -> Tensor:
-    """What several attempts come to, each sample at its worst: broken, or else the highest loss.
+    """The worst result of several attempts for each sample: misclassified, else the highest loss.
 
-    A victim that need only be broken is spared the further attempts once it is.
+    With `until_broken`, misclassified samples skip the remaining attempts.
     """
     rows = torch.arange(len(x), device=x.device)
     if not attempts:
@@ -103,16 +139,16 @@ def worst_of(loss: Loss, x: Tensor, attempts: Sequence[Attempt]) -> Tensor:
     worst = attempts[0](rows)
     if len(attempts) == 1:
         return worst
-    highest, broken = glance(loss, worst)
+    highest, broken = value(loss, worst)
     for attempt in attempts[1:]:
-        if settled(loss):
+        if stops_when_broken(loss):
             rows = (~broken).nonzero().squeeze(1)
         if len(rows) == 0:
             break
-        other = attempt(rows)
-        reached, broke = glance(narrowed(loss, rows), other)
-        better = (broke & ~broken[rows]) | ((broke == broken[rows]) & (reached > highest[rows]))
-        worst[rows] = torch.where(per_sample(better, other), other, worst[rows])
-        highest[rows] = torch.where(better, reached, highest[rows])
-        broken[rows] |= broke
+        x_adv = attempt(rows)
+        losses, wrong = value(select(loss, rows), x_adv)
+        better = (wrong & ~broken[rows]) | ((wrong == broken[rows]) & (losses > highest[rows]))
+        worst[rows] = torch.where(per_sample(better, x_adv), x_adv, worst[rows])
+        highest[rows] = torch.where(better, losses, highest[rows])
+        broken[rows] |= wrong
     return worst

@@ -1,30 +1,25 @@
-"""How the network stands while it is attacked, and that it is found again as it was."""
+"""The mode of the network during an attack."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
+from dat.core.module_state import preserve_state
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @contextmanager
 def attack_mode(model: nn.Module, bn: str = "eval") -> Iterator[None]:
-    """Attack with batch normalisation (and dropout) in `eval` or in `train` mode.
+    """Put batch normalisation and dropout into `eval` or `train` mode during an attack.
 
-    Afterwards every module has the mode it had, and the running statistics are untouched.
+    On exit, every module's mode, running statistics and other buffers are restored.
     """
     if bn not in ("eval", "train"):
         raise ValueError(f"bn = {bn!r}: must be 'eval' or 'train'")
-    was_training = [(module, module.training) for module in model.modules()]
-    saved = [(buffer, buffer.clone()) for buffer in model.buffers()] if bn == "train" else []
-    try:
+    with preserve_state(model):
         model.train(bn == "train")
         yield
-    finally:
-        for module, training in was_training:
-            module.training = training
-        with torch.no_grad():
-            for buffer, value in saved:
-                buffer.copy_(value)

@@ -1,15 +1,45 @@
 """Data: where images come from and are kept, and which worker draws which of them."""
 
+from typing import TYPE_CHECKING
+
+from dat.core.lazy import lazy_names
 from dat.data.augment import AUGMENTATIONS, Augmentation, Windows
-from dat.data.folder import Reading
-from dat.data.images import UNLABELLED, ImageData, as_floats
-from dat.data.local import WEIGH_BY, Parts, Rounds
-from dat.data.parts import Plan, Split, default_parts, some_images, split_holdout, split_labels
-from dat.data.pseudo import PseudoLabels
-from dat.data.sources import SOURCES, Splits, is_known, load
-from dat.data.stored import Stored, chunks
-from dat.data.supply import Dealing, Drawn, Mix, Source, Supply, supply
-from dat.data.unlabelled import load_unlabelled
+from dat.data.reading import WEIGH_BY, ReadOptions
+
+if TYPE_CHECKING:
+    from dat.data.batches import Batches, BatchSource, Mix, PartitionPlan, RawBatch, make_batches
+    from dat.data.images import UNLABELLED, ImageData, as_floats
+    from dat.data.lazy_images import Stored, chunks
+    from dat.data.local import LocalPartitionSampler, Partitions
+    from dat.data.names import is_known
+    from dat.data.partitions import (
+        PartitionSampler,
+        RandomPartitionSampler,
+        class_balanced_subset,
+        default_partitions,
+        split_holdout,
+        split_labels,
+    )
+    from dat.data.pseudo import PseudoLabels
+    from dat.data.sources import SOURCES, Splits, load
+    from dat.data.unlabelled import load_unlabelled
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        renamed={"Parts": "Partitions"},
+        images="UNLABELLED ImageData as_floats",
+        local="Partitions LocalPartitionSampler",
+        partitions=(
+            "PartitionSampler RandomPartitionSampler class_balanced_subset default_partitions "
+            "split_holdout split_labels"
+        ),
+        pseudo="PseudoLabels",
+        names="is_known",
+        sources="SOURCES Splits load",
+        lazy_images="Stored chunks",
+        batches="PartitionPlan RawBatch Mix BatchSource Batches make_batches",
+        unlabelled="load_unlabelled",
+    )
 
 __all__ = [
     "AUGMENTATIONS",
@@ -17,29 +47,29 @@ __all__ = [
     "UNLABELLED",
     "WEIGH_BY",
     "Augmentation",
-    "Dealing",
-    "Drawn",
+    "BatchSource",
+    "Batches",
     "ImageData",
+    "LocalPartitionSampler",
     "Mix",
-    "Parts",
-    "Plan",
+    "PartitionPlan",
+    "PartitionSampler",
+    "Partitions",
     "PseudoLabels",
-    "Reading",
-    "Rounds",
-    "Source",
-    "Split",
+    "RandomPartitionSampler",
+    "RawBatch",
+    "ReadOptions",
     "Splits",
     "Stored",
-    "Supply",
     "Windows",
     "as_floats",
     "chunks",
-    "default_parts",
+    "class_balanced_subset",
+    "default_partitions",
     "is_known",
     "load",
     "load_unlabelled",
-    "some_images",
+    "make_batches",
     "split_holdout",
     "split_labels",
-    "supply",
 ]

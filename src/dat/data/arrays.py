@@ -1,4 +1,4 @@
-"""Arrays in .npy and .npz files: in memory, or mapped where they are larger and stored plainly."""
+"""Arrays in .npy and .npz files: read into memory, or memory-mapped if large and uncompressed."""
 
 from __future__ import annotations
 
@@ -13,31 +13,35 @@ import numpy as np
 import torch
 
 from dat.data.images import ImageData
-from dat.data.stored import Images, Mapped
+from dat.data.lazy_images import Images, Mapped
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 MEMORY = 2.0
+"""GiB up to which an array is read into memory by default."""
 LOCAL_HEADER = 30
-"""Bytes of a zip member's own header before its name."""
+"""Bytes of a zip member's local header before its name."""
+MAPPED_DTYPES = ("uint8", "float16", "float32", "float64")
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def read_sets(path: Path, memory: float = MEMORY) -> tuple[ImageData, ImageData]:
-    """Training and test set: an .npz file, or a folder of .npy files; up to so many GiB are read
-    into memory."""
+    """Training and test set from an .npz file or a folder of .npy files.
+
+    Arrays of up to `memory` GiB are read into memory, larger ones are memory-mapped.
+    """
     try:
         arrays = _folder(path) if path.is_dir() else _archive(path, memory)
         labels = {name: _labels(arrays[name], name) for name in ("y_train", "y_test")}
         classes = max(int(max(y.max(initial=0) for y in labels.values())) + 1, 1)
         return tuple(  # type: ignore[return-value]
-            _set(as_images(arrays[f"x_{split}"], memory), labels[f"y_{split}"], classes, split)
+            _dataset(as_images(arrays[f"x_{split}"], memory), labels[f"y_{split}"], classes, split)
             for split in ("train", "test")
         )
-    except Exception as error:  # whatever a broken zip or an odd array makes numpy raise
+    except Exception as error:  # numpy raises many types on broken files
         raise ValueError(f"data.name = {path}: {error}") from None
 
 
-def _set(images: Images, labels: Array, classes: int, split: str) -> ImageData:
+def _dataset(images: Images, labels: Array, classes: int, split: str) -> ImageData:
     try:
         return ImageData.of(images, torch.from_numpy(labels), classes=classes)
     except (TypeError, ValueError) as error:
@@ -45,10 +49,10 @@ def _set(images: Images, labels: Array, classes: int, split: str) -> ImageData:
 
 
 def as_images(array: Mapped | Array, memory: float = MEMORY) -> Images:
-    """With the channels in front, in memory if they fit."""
+    """Images in channels-first order, in memory if they fit."""
     if isinstance(array, Mapped):
-        small = array.shape.numel() * array.dtype.itemsize <= memory * 2**30
-        return array[torch.arange(len(array))] if small else array
+        fits = array.shape.numel() * array.dtype.itemsize <= memory * 2**30
+        return array[torch.arange(len(array))] if fits else array
     images = torch.from_numpy(np.ascontiguousarray(array))
     if images.dim() == 4 and images.shape[3] in (1, 3) and images.shape[1] not in (1, 3):
         return images.permute(0, 3, 1, 2).contiguous()
@@ -56,24 +60,24 @@ def as_images(array: Mapped | Array, memory: float = MEMORY) -> Images:
 
 
 def read_array(path: Path, names: tuple[str, ...]) -> Images:
-    """The images of an .npy file, or of an .npz file under the first of the names it has."""
+    """The images of an .npy file, or of an .npz file under the first of `names` that it holds."""
     if not path.is_file():
         raise ValueError("no such file")
     try:
         if path.suffix == ".npy":
             return as_images(_mapped(path, 0) or np.load(path, allow_pickle=False))
         with zipfile.ZipFile(path) as archive:
-            inside = {Path(it).stem for it in archive.namelist()}
-            name = next((it for it in names if it in inside), None)
+            available = {Path(file).stem for file in archive.namelist()}
+            name = next((name for name in names if name in available), None)
             if name is None:
-                raise ValueError(f"holds none of {', '.join(names)}")
+                raise ValueError(f"contains none of {', '.join(names)}")
             return as_images(_member(path, archive, name, MEMORY))
-    except Exception as error:  # whatever a broken zip or an odd array makes numpy raise
+    except Exception as error:  # numpy raises many types on broken files
         raise ValueError(f"not an array of images ({error})") from None
 
 
 def map_array(path: Path) -> Mapped | Array:
-    """An .npy file, mapped if it can be."""
+    """An .npy file, memory-mapped if possible."""
     try:
         return _mapped(path, 0) or np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -82,16 +86,16 @@ def map_array(path: Path) -> Mapped | Array:
 
 def _labels(y: Mapped | Array, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     if isinstance(y, Mapped):
-        raise ValueError(f"{name} has shape {y.sizes}: must be one label an image")
+        raise ValueError(f"{name} has shape {y.sizes}: must be one label per image")
     if y.dtype.kind not in "iu":
-        raise ValueError(f"{name} is {y.dtype}: labels must be whole numbers")
+        raise ValueError(f"{name} is {y.dtype}: labels must be integers")
     return y.astype(np.int64)
 
 
 def _folder(path: Path) -> dict[str, Mapped | Array]:
     missing = [f"{name}.npy" for name in ARRAYS if not (path / f"{name}.npy").is_file()]
     if missing:
-        raise ValueError(f"holds no {', '.join(missing)}")
+        raise ValueError(f"missing: {', '.join(missing)}")
     arrays: dict[str, Mapped | Array] = {}
     for name in ARRAYS:
         file = path / f"{name}.npy"
@@ -105,15 +109,15 @@ def _archive(path: Path, memory: float) -> dict[str, Mapped | Array]:
     if not zipfile.is_zipfile(path):
         raise ValueError("not an .npz file; make one with numpy.savez")
     with zipfile.ZipFile(path) as archive:
-        inside = set(archive.namelist())
-        missing = [name for name in ARRAYS if f"{name}.npy" not in inside]
+        available = set(archive.namelist())
+        missing = [name for name in ARRAYS if f"{name}.npy" not in available]
         if missing:
-            raise ValueError(f"holds no {', '.join(missing)}; needed are {', '.join(ARRAYS)}")
+            raise ValueError(f"missing: {', '.join(missing)}; must contain {', '.join(ARRAYS)}")
         return {name: _member(path, archive, name, memory) for name in ARRAYS}
 
 
 def _member(path: Path, archive: zipfile.ZipFile, name: str, memory: float) -> Mapped | Array:
-    """Read, which verifies the zip's checksum, or mapped if it is large."""
+    """Read the member, which verifies its checksum, or map it if it is large."""
     info = archive.getinfo(f"{name}.npy")
     if info.compress_type == zipfile.ZIP_STORED and info.file_size > memory * 2**30:
         with path.open("rb") as raw:
@@ -121,12 +125,12 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str, memory: float) -> M
             header = raw.read(LOCAL_HEADER)
         name_length, extra_length = struct.unpack("<HH", header[26:30])
         start = info.header_offset + LOCAL_HEADER + name_length + extra_length
-        if plain := _mapped(path, start):
-            return plain
+        if mapped := _mapped(path, start):
+            return mapped
     if info.file_size > memory * 2**30 and info.compress_type != zipfile.ZIP_STORED:
         raise ValueError(
-            f"{name} is compressed and {info.file_size / 2**30:.1f} GiB large; save it with "
-            "numpy.savez, uncompressed, or raise data.memory"
+            f"{name} is compressed and {info.file_size / 2**30:.1f} GiB large; save it "
+            "uncompressed with numpy.savez, or raise data.memory"
         )
     with archive.open(info) as member:
         array: Array = np.load(io.BytesIO(member.read()), allow_pickle=False)
@@ -134,31 +138,28 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str, memory: float) -> M
 
 
 def _mapped(path: Path, start: int) -> Mapped | None:
-    """The array that begins there, if it can be mapped: images in bytes or floats, in C order."""
+    """The array that begins at byte `start`, if it can be mapped: uint8 or floats, in C order."""
     with path.open("rb") as raw:
         raw.seek(start)
         shape, fortran, dtype = _header(raw)
         offset = raw.tell()
-        room = raw.seek(0, io.SEEK_END) - offset
-    if fortran or dtype.hasobject or dtype.byteorder == ">" or dtype.name not in MAPPED:
+        available = raw.seek(0, io.SEEK_END) - offset
+    if fortran or dtype.hasobject or dtype.byteorder == ">" or dtype.name not in MAPPED_DTYPES:
         return None
     if len(shape) not in (3, 4) or 0 in shape:
         return None
     needed = math.prod(shape) * dtype.itemsize
-    if room < needed:
-        raise ValueError(f"cut short: {room} bytes where {needed} are needed")
+    if available < needed:
+        raise ValueError(f"truncated: {available} bytes, expected {needed}")
     return Mapped(path, offset, dtype.name, tuple(shape))
-
-
-MAPPED = ("uint8", "float16", "float32", "float64")
 
 
 def _header(raw: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(raw)
-    read = {
+    read_header = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }.get(version)
-    if read is None:
-        raise ValueError(f"an .npy file of version {version}")
-    return read(raw)
+    if read_header is None:
+        raise ValueError(f"unsupported .npy version {version}")
+    return read_header(raw)

@@ -1,22 +1,23 @@
-"""Augmentation on the device, each sample by its own random stream.
+"""Augmentation on the device, with one random stream per sample.
 
-It takes bytes as well as floats. Bytes are faster, a quarter of the memory being moved, and
-converting the result to floats gives exactly what augmenting the converted images gives.
+Works on uint8 and on floats. uint8 is faster, as it moves a quarter of the memory, and converting
+its result to floats gives exactly what augmenting the converted images gives.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
+from dat.core.lazy import functional as F
+from dat.core.lazy import torch
+from dat.core.rng import Streams
+from dat.core.settings import Settings, setting
 from dat.data.randaugment import STRONGEST, rand_augment
-from dat.fields import Settings, setting
-from dat.native import crop
-from dat.rng import Draws
+from dat.kernels.native import crop
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AUGMENTATIONS = ("none", "crop", "crop-flip", "resized-crop")
 PADDING = 4
@@ -24,20 +25,23 @@ PADDING = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation(Settings):
-    """Random changes to a batch of bytes or of floats in [0, 1]: first crop and flip, then
-    RandAugment, then cutout, whose hole so stays a square of zeros."""
+    """Random augmentation of a batch of uint8 images or of floats in [0, 1].
+
+    Crop and flip come first, then RandAugment, then cutout, so that its hole stays a square of
+    zeros.
+    """
 
     kind: str = setting(
         "none",
-        "crops after padding by 4 pixels, horizontal flips by a coin; resized-crop flips here, as "
-        "its crops are made when pictures are decoded",
+        "random crops after padding by 4 pixels, random horizontal flips; resized-crop crops when "
+        "pictures are decoded",
         choices=AUGMENTATIONS,
     )
-    cutout: int = setting(0, "side of the square that is blacked out, in pixels; 0 is none", ge=0)
-    randaugment: int = setting(0, "RandAugment: operations on each image; 0 is none", ge=0)
+    cutout: int = setting(0, "side of the square set to zero, in pixels; 0 disables it", ge=0)
+    randaugment: int = setting(0, "RandAugment: operations per image; 0 disables it", ge=0)
     magnitude: int = setting(9, "strength of RandAugment's operations", ge=0, le=STRONGEST)
 
-    def __call__(self, x: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, x: Tensor, draws: Streams) -> Tensor:
         if len(x) == 0:
             return x
         windows = self.windows(draws)
@@ -46,21 +50,21 @@ class Augmentation(Settings):
         if self.randaugment:
             x = rand_augment(x, draws, operations=self.randaugment, magnitude=self.magnitude)
         if self.cutout:
-            luck = draws.fork("cutout").uniform(torch.Size((len(x), 2)))
-            x = _cut_out(x, luck, self.cutout)
+            centers = draws.fork("cutout").uniform(torch.Size((len(x), 2)))
+            x = _cutout(x, centers, self.cutout)
         return x
 
-    def windows(self, draws: Draws) -> Windows | None:
-        """Where images are cut out and which are mirrored; none where nothing is moved."""
+    def windows(self, draws: Streams) -> Windows | None:
+        """Which crop of each image is taken and which are flipped; None without crops."""
         if self.kind == "none":
             return None
-        luck = draws.uniform(torch.Size((len(draws.index), 3)))
-        down, right = (luck[:, :2] * (2 * PADDING + 1)).long().unbind(1)
-        flipped = luck[:, 2] >= 0.5
+        uniform = draws.uniform(torch.Size((len(draws.index), 3)))
+        down, right = (uniform[:, :2] * (2 * PADDING + 1)).long().unbind(1)
+        flipped = uniform[:, 2] >= 0.5
         return Windows(down, right, torch.zeros_like(flipped) if self.kind == "crop" else flipped)
 
     def beyond_moving(self) -> str | None:
-        """A setting, as a user would write it, that does more to pixels than to move them."""
+        """The setting, as a user writes it, that changes pixel values rather than moving them."""
         if self.kind == "resized-crop":
             return "data.augmentation = resized-crop"
         if self.randaugment:
@@ -69,38 +73,39 @@ class Augmentation(Settings):
 
 
 class Windows(NamedTuple):
-    """Of each image padded with zeros the part that is cut out, as large as the image."""
+    """Per image, the offset of a crop of the image's own size in the zero-padded image."""
 
     down: Tensor
     right: Tensor
     flipped: Tensor
-    """Whether the part is mirrored."""
+    """Whether the crop is flipped horizontally."""
 
     def cut(self, x: Tensor) -> Tensor:
-        found = crop(x, *self, PADDING)
-        return _flip(_crop(x, self.down, self.right), self.flipped) if found is None else found
+        """Crop and flip, by the native kernel where it applies."""
+        cropped = crop(x, *self, PADDING)
+        return _flip(_crop(x, self.down, self.right), self.flipped) if cropped is None else cropped
 
     def back(self) -> Windows:
-        """The windows that put what was cut out in its place again, with zeros around it."""
+        """The windows that undo these: they move a crop back, with zeros around it."""
         right = torch.where(self.flipped, self.right, 2 * PADDING - self.right)
         return Windows(2 * PADDING - self.down, right, self.flipped)
 
     def seen(self, height: int, width: int) -> Tensor:
-        """Which pixels of the images are in their windows, as (n, 1, height, width)."""
+        """Mask of the image pixels inside their windows, as (n, 1, height, width)."""
 
         def within(size: int, first: Tensor) -> Tensor:
-            place = torch.arange(size, device=first.device) + PADDING - first[:, None]
-            return (place >= 0) & (place < size)
+            position = torch.arange(size, device=first.device) + PADDING - first[:, None]
+            return (position >= 0) & (position < size)
 
         rows, columns = within(height, self.down), within(width, self.right)
         return (rows[:, :, None] & columns[:, None, :]).unsqueeze(1)
 
 
 def _crop(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """A window of the image's own size, anywhere in the image padded with zeros.
+    """A crop of the image's own size from the zero-padded image.
 
-    All windows of the batch, also those across two images, are one view of the padded pixels. The n
-    that are wanted are copied from it whole: eight times as fast as to index every pixel.
+    All possible windows of the batch, even those across two images, form one strided view of the
+    padded pixels. Copying the n wanted ones from it is eight times as fast as indexing pixels.
     """
     n, channels, height, width = x.shape
     padded = F.pad(x, (PADDING,) * 4).contiguous()
@@ -112,21 +117,21 @@ def _crop(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
 
 
 def _flip(x: Tensor, flipped: Tensor) -> Tensor:
-    """Mirror some of the images: choosing among all and all mirrored is faster than `where`."""
+    """Flip the selected images; selecting from originals and flips is faster than `where`."""
     n = len(x)
     choice = torch.arange(n, device=x.device) + n * flipped
     return torch.cat((x, x.flip(3))).index_select(0, choice)
 
 
-def _cut_out(x: Tensor, luck: Tensor, side: int) -> Tensor:
-    """A black square with its centre anywhere in the image, so part of it may lie outside: DeVries
-    and Taylor 2017, arXiv 1708.04552."""
+def _cutout(x: Tensor, centers: Tensor, side: int) -> Tensor:
+    """Zero a square centred anywhere in the image; it may extend past the border (DeVries and
+    Taylor 2017, arXiv 1708.04552)."""
 
-    def within(size: int, luck: Tensor) -> Tensor:
-        first = (luck * size).long() - side // 2
-        place = torch.arange(size, device=x.device) - first[:, None]
-        return (place >= 0) & (place < side)
+    def within(size: int, center: Tensor) -> Tensor:
+        first = (center * size).long() - side // 2
+        position = torch.arange(size, device=x.device) - first[:, None]
+        return (position >= 0) & (position < side)
 
-    rows, columns = within(x.shape[2], luck[:, 0]), within(x.shape[3], luck[:, 1])
+    rows, columns = within(x.shape[2], centers[:, 0]), within(x.shape[3], centers[:, 1])
     hole = (rows[:, :, None] & columns[:, None, :]).unsqueeze(1)
-    return x * ~hole  # several times as fast as filling a mask
+    return x * ~hole  # several times as fast as masked_fill

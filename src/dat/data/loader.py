@@ -1,7 +1,7 @@
-"""Batches ahead of time: pictures are decoded by processes of their own while the network works.
+"""Prefetch batches: loader processes decode pictures while the network trains.
 
-What a batch holds is a function of its number alone, so it does not matter how many processes there
-are, nor where one begins: after a resume, at batch 0, or anywhere else.
+A batch is a function of its number alone, so neither the number of processes nor the first batch,
+for example after a resume, changes what it contains.
 """
 
 from __future__ import annotations
@@ -18,67 +18,70 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 T = TypeVar("T")
-AHEAD = 2
-"""Batches that a process prepares before they are asked for."""
+PREFETCH = 2
+"""Batches that each process prepares in advance."""
 
 
 class Loader(Generic[T]):
-    """`read(number)` for one number after the other, by so many processes; 0: by this one."""
+    """Calls `read(number)` for consecutive numbers in `processes` processes; 0: in this one."""
 
     def __init__(self, read: Callable[[int], T], processes: int = 0) -> None:
         self.read, self.processes = read, processes
-        self._coming: Iterator[T | _Failed] | None = None
+        self._stream: Iterator[T | _ReadError] | None = None
         self._next = 0
         self._last: tuple[range, list[T]] | None = None
 
     def __call__(self, number: int) -> T:
-        return self.several(range(number, number + 1))[0]
+        return self.read_range(range(number, number + 1))[0]
 
-    def several(self, numbers: range) -> list[T]:
-        """Batches that follow each other."""
-        if self._last is None or numbers != self._last[0]:  # free AT asks for them again
+    def read_range(self, numbers: range) -> list[T]:
+        """Consecutive batches."""
+        if self._last is None or numbers != self._last[0]:  # free AT repeats a batch
             self._last = numbers, [self._get(number) for number in numbers]
         return self._last[1]
 
     def _get(self, number: int) -> T:
         if not self.processes:
             return self.read(number)
-        if self._coming is None or number != self._next:
-            self._coming = self._start(number)
+        if self._stream is None or number != self._next:
+            self._stream = self._start(number)
         self._next = number + 1
-        batch = next(self._coming)
-        if isinstance(batch, _Failed):
+        batch = next(self._stream)
+        if isinstance(batch, _ReadError):
             self.close()
             raise ValueError(batch.message)
         return batch
 
     def close(self) -> None:
-        """Let the processes go."""
-        self._coming = None
+        """Stop the processes."""
+        self._stream = None
 
-    def _start(self, number: int) -> Iterator[T | _Failed]:
+    def _start(self, number: int) -> Iterator[T | _ReadError]:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__, "dat.data.supply"])
+        context.set_forkserver_preload([__name__, "dat.data.batches"])
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # more processes than cores: the user's choice
+            warnings.simplefilter("ignore")  # more processes than cores is the user's choice
             return iter(
                 DataLoader(
-                    _Numbered(self.read),
+                    _BatchDataset(self.read),
                     batch_size=None,
-                    sampler=_From(number),
+                    sampler=_CountFrom(number),
                     num_workers=self.processes,
-                    prefetch_factor=AHEAD,
+                    prefetch_factor=PREFETCH,
                     multiprocessing_context=context,
                     pin_memory=torch.cuda.is_available(),
-                    worker_init_fn=_end_with_the_parent,
-                    generator=torch.Generator(),  # else it would draw from torch's global one
+                    worker_init_fn=_exit_with_parent,
+                    generator=torch.Generator(),  # leaves torch's global generator alone
                 )
             )
 
 
-def _end_with_the_parent(number: int) -> None:
-    """The fork server is this process's parent to the system, and does not end when the worker is
-    killed; so the worker itself is watched."""
+def _exit_with_parent(number: int) -> None:
+    """Exit when the training process does.
+
+    To the operating system the fork server is the parent, and it survives when the training
+    process is killed.
+    """
 
     def watch() -> None:
         parent = multiprocessing.parent_process()
@@ -89,26 +92,26 @@ def _end_with_the_parent(number: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-class _Failed:
-    """What a process could not do; the loader's own way to tell would add its traceback."""
+class _ReadError:
+    """An error in a loader process, without the traceback that DataLoader would add."""
 
     def __init__(self, message: str) -> None:
         self.message = message
 
 
-class _Numbered(Dataset[T]):
+class _BatchDataset(Dataset[T]):
     def __init__(self, read: Callable[[int], T]) -> None:
         self.read = read
 
-    def __getitem__(self, number: int) -> T | _Failed:  # type: ignore[override]
+    def __getitem__(self, number: int) -> T | _ReadError:  # type: ignore[override]
         try:
             return self.read(number)
         except (ValueError, OSError) as error:
-            return _Failed(str(error))
+            return _ReadError(str(error))
 
 
-class _From(Sampler[int]):
-    """All numbers from one on."""
+class _CountFrom(Sampler[int]):
+    """All numbers from `first` on."""
 
     def __init__(self, first: int) -> None:
         self.first = first

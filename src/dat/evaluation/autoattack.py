@@ -1,4 +1,4 @@
-"""AutoAttack (Croce & Hein 2020) for any model, in one call."""
+"""AutoAttack (Croce & Hein 2020) on any model, in one call."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dat.comm import World
+from dat.core.threat import ThreatModel
 from dat.data import ImageData
+from dat.distributed import World
 from dat.evaluation.accuracy import world_of
 from dat.evaluation.assess import assess
-from dat.evaluation.journal import Cost
-from dat.evaluation.survey import Progress, silent
-from dat.threat import ThreatModel
+from dat.evaluation.progress_file import Cost
+from dat.evaluation.runner import Progress, silent
 
 VERSIONS = {"standard": "autoattack", "rand": "autoattack-rand"}
 
 
 @dataclass(frozen=True)
 class AutoAttacked:
-    """What AutoAttack found."""
+    """The result of AutoAttack."""
 
     examples: Tensor
-    """An adversarial example for each image that has one; elsewhere the image itself."""
+    """An adversarial example for each image that was broken, otherwise the image itself."""
     fell_to: tuple[str | None, ...]
-    """For each image `clean` if it was wrong to begin with, the attack that broke it, or none."""
+    """Per image: the attack that broke it, `clean` if it is misclassified as it is, or None."""
     counts: dict[str, int]
-    """How many fell to each, in order."""
+    """Number of images that each attack broke, in order."""
     costs: dict[str, Cost]
     warnings: tuple[str, ...]
-    """Signs that the model's robustness is not what it seems."""
+    """Signs of gradient masking."""
 
     @property
     def robust(self) -> Tensor:
-        """Which images withstood everything."""
+        """Which images survived all attacks."""
         return torch.tensor([name is None for name in self.fell_to])
 
     @property
@@ -63,11 +63,11 @@ def autoattack(
     world: World | None = None,
     progress: Progress = silent,
 ) -> AutoAttacked:
-    """Attack images in [0, 1] with the whole suite; `model` maps them to logits.
+    """Run AutoAttack on images in [0, 1]; `model` maps them to logits.
 
-    `standard` is APGD-CE, targeted APGD-DLR, targeted FAB and Square; `rand` is for models that
-    answer at random. With a `folder`, an interrupted call goes on where it was. Under torchrun
-    all workers call it with the same arguments, share the work, and get the same result.
+    `standard` is APGD-CE, targeted APGD-DLR, targeted FAB and Square; `rand` is for randomized
+    models. With a `folder`, an interrupted call can be resumed. Under torchrun all workers call
+    this with the same arguments, share the work, and get the same result.
     """
     if batch < 1:
         raise ValueError(f"batch = {batch}: must be at least 1")
@@ -75,7 +75,7 @@ def autoattack(
         raise ValueError(f"version = {version!r}: must be one of {', '.join(VERSIONS)}")
     name = VERSIONS[version]
     data = ImageData.of(x.detach().cpu(), y.detach().cpu())
-    found = assess(
+    evaluation = assess(
         model,
         data,
         [name],
@@ -87,15 +87,15 @@ def autoattack(
         keep=True,
         progress=progress,
     )
-    verdicts = found.suites[name]
-    words = {-1: "clean", 0: None} | dict(enumerate(verdicts.attacks, 1))
-    fell_to = tuple(words[number] for number in verdicts.fell.tolist())
-    assert verdicts.examples is not None
-    kind = x.dtype if x.is_floating_point() else torch.float32  # bytes could not hold them
+    result = evaluation.suites[name]
+    names = {-1: "clean", 0: None} | dict(enumerate(result.attacks, 1))
+    fell_to = tuple(names[number] for number in result.fell.tolist())
+    assert result.examples is not None
+    dtype = x.dtype if x.is_floating_point() else torch.float32  # uint8 would round perturbations
     return AutoAttacked(
-        examples=verdicts.examples.reshape(x.shape).to(x.device, kind),
+        examples=result.examples.reshape(x.shape).to(x.device, dtype),
         fell_to=fell_to,
-        counts={"clean": fell_to.count("clean")} | verdicts.counts(),
-        costs=verdicts.costs,
-        warnings=found.warnings,
+        counts={"clean": fell_to.count("clean")} | result.counts(),
+        costs=result.costs,
+        warnings=evaluation.warnings,
     )

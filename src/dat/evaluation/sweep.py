@@ -1,4 +1,4 @@
-"""RA over the size of the ball and over the steps of the attack (Figure 3 of the paper)."""
+"""RA over eps and over the steps of the attack (Figure 3 of the paper)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 from torch import nn
 
-from dat.comm import World
+from dat.core.threat import ThreatModel
 from dat.data import ImageData
+from dat.distributed import World
 from dat.evaluation.accuracy import world_of
 from dat.evaluation.assess import assess
-from dat.evaluation.survey import Progress, silent
-from dat.threat import ThreatModel
+from dat.evaluation.runner import Progress, silent
 
 
 class Curve(NamedTuple):
-    """RA over `eps` or over `steps`."""
+    """RA over `eps` or over `steps`, in percent."""
 
     over: str
     values: tuple[float, ...]
@@ -39,35 +39,35 @@ def sweep(
     world: World | None = None,
     progress: Progress = silent,
 ) -> list[Curve]:
-    """A curve over `eps`, at `at_steps` steps, and one over `steps`, at the threat model's eps.
+    """A curve over `eps`, with `at_steps` steps, and one over `steps`, at the threat model's eps.
 
-    `attack` is pgd, cw or apgd-ce, ...: whatever takes a number of steps.
+    `attack` is any attack with a number of steps, such as pgd, cw or apgd-ce.
     """
     world = world_of(model) if world is None else world
-    plans = {
+    points = {
         "eps": [(float(value), replace(threat, eps=value), at_steps) for value in eps],
         "steps": [(float(value), threat, value) for value in steps],
     }
-    total, curves = sum(map(len, plans.values())), []
-    measured = 0
-    for over, plan in plans.items():
-        reached = []
-        for _, ball, count in plan:
+    total, curves = sum(map(len, points.values())), []
+    done = 0
+    for over, settings in points.items():
+        ra = []
+        for _, point_threat, count in settings:
             name = f"{attack}-{count}"
-            found = assess(
+            evaluation = assess(
                 model,
                 data,
                 [name],
-                threat=ball,
+                threat=point_threat,
                 world=world,
                 batch=batch,
                 seed=seed,
                 precision=precision,
                 check=False,
             )
-            reached.append(found.ra(name))
-            measured += 1
-            progress(measured, total)
-        if plan:
-            curves.append(Curve(over, tuple(value for value, *_ in plan), tuple(reached)))
+            ra.append(evaluation.ra(name))
+            done += 1
+            progress(done, total)
+        if settings:
+            curves.append(Curve(over, tuple(value for value, *_ in settings), tuple(ra)))
     return curves

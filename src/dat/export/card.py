@@ -1,4 +1,4 @@
-"""README.md: the model card, as model hubs show it."""
+"""README.md: the model card for model hubs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dat.export.facts import Facts
+from dat.export.description import ModelDescription
 from dat.export.formats import HUB
 
 CARD = "README.md"
@@ -23,7 +23,7 @@ logits = model(images)""",
 import onnxruntime
 
 session = onnxruntime.InferenceSession("model.onnx")
-(logits,) = session.run(["logits"], {"images": images})  # float32, any number of images""",
+(logits,) = session.run(["logits"], {"images": images})  # float32, any batch size""",
     "torchscript": """\
 import torch
 
@@ -36,38 +36,42 @@ model = torch.export.load("model.pt2").module()
 logits = model(images)""",
 }
 NO_PROMISE = """\
-RA and AA are what the attacks that were tried have left: a stronger one may find more. They hold
-for this threat model and images like those that were measured, not for larger or other changes
+RA and AA are accuracies under the attacks named above; a stronger attack may find lower ones. They
+hold for this threat model and for images like those tested, not for larger or other perturbations
 (another norm, rotations, blur, patches), nor for other data.
 
 {certified}"""
 CERTIFIED = """\
-CA is proven, but of the smoothed classifier, with noise of the stated sigma, and each claim may be
-false with the small probability that `dat certify` was given."""
-NOT_CERTIFIED = "Nothing here is proven: that is what `dat certify` is for."
+CA is certified, but for the smoothed classifier with noise of the stated sigma, and each
+certificate is false with the small probability passed to `dat certify`."""
+NOT_CERTIFIED = "None of these figures is certified; `dat certify` gives certified accuracy."
 
 
-def model_card(facts: Facts, formats: Sequence[str]) -> str:
-    """Front matter, figures, what they do not promise, and how to load the model."""
-    front = yaml.safe_dump(_front_matter(facts), sort_keys=False, allow_unicode=True)
-    certified = any(it["name"] == "CA" for it in facts.figures)
-    promise = NO_PROMISE.format(certified=CERTIFIED if certified else NOT_CERTIFIED)
-    parts = [
+def model_card(description: ModelDescription, formats: Sequence[str]) -> str:
+    """Front matter, figures, their limits, and how to load the model."""
+    front = yaml.safe_dump(_front_matter(description), sort_keys=False, allow_unicode=True)
+    certified = any(figure["name"] == "CA" for figure in description.figures)
+    limits = NO_PROMISE.format(certified=CERTIFIED if certified else NOT_CERTIFIED)
+    sections = [
         f"---\n{front}---",
-        f"# {_title(facts)}",
-        _about(facts),
-        f"## Figures\n\n{_table(facts)}",
-        f"## What the numbers do not promise\n\n{promise}",
-        f"## Load it\n\n{_loading(facts, formats)}",
+        f"# {_title(description)}",
+        _about(description),
+        f"## Figures\n\n{_table(description)}",
+        f"## What the numbers do not promise\n\n{limits}",
+        f"## Load it\n\n{_loading(description, formats)}",
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(sections) + "\n"
 
 
-def _front_matter(facts: Facts) -> dict[str, Any]:
-    data = facts.training["data"]
+def _front_matter(description: ModelDescription) -> dict[str, Any]:
+    data = description.training["data"]
     metrics = [
-        {"type": "accuracy", "name": f"{it['name']} ({it['under']})", "value": it["value"]}
-        for it in facts.figures
+        {
+            "type": "accuracy",
+            "name": f"{figure['name']} ({figure['under']})",
+            "value": figure["value"],
+        }
+        for figure in description.figures
     ]
     result = {
         "task": {"type": "image-classification"},
@@ -81,50 +85,52 @@ def _front_matter(facts: Facts) -> dict[str, Any]:
         "metrics": ["accuracy"],
     }
     if metrics:
-        front["model-index"] = [{"name": _title(facts), "results": [result]}]
+        front["model-index"] = [{"name": _title(description), "results": [result]}]
     return front
 
 
-def _title(facts: Facts) -> str:
-    method = facts.training.get("method", facts.training["recipe"])
-    return f"{facts.network['model']['name']}, {method}, on {facts.training['data']}"
+def _title(description: ModelDescription) -> str:
+    method = description.training.get("method", description.training["recipe"])
+    return f"{description.network['model']['name']}, {method}, on {description.training['data']}"
 
 
-def _about(facts: Facts) -> str:
-    channels, height, width = facts.shape
-    told, threat = facts.training, facts.threat
-    attack, optimizer = told["attack"]["name"], told["optimizer"]["name"]
+def _about(description: ModelDescription) -> str:
+    channels, height, width = description.shape
+    training, threat = description.training, description.threat
+    attack, optimizer = training["attack"]["name"], training["optimizer"]["name"]
+    train = training["train"]
     text = (
-        f"Trained by DAT (distributed adversarial training) {facts.dat} with attack `{attack}` "
-        f"(threat model: {threat['norm']}, eps {threat['eps']:.4g}, for pixels in [0, 1]), "
-        f"objective `{told['objective']['name']}` and optimizer `{optimizer}`, "
-        f"{told['train']['epochs']} epochs, batch {told['train']['batch']}, seed {told['seed']}; "
-        f"the `{told['weights']}` weights.\n\n"
+        f"Trained by DAT (distributed adversarial training) {description.dat} with attack "
+        f"`{attack}` (threat model: {threat['norm']}, eps {threat['eps']:.4g}, "
+        f"for pixels in [0, 1]), "
+        f"objective `{training['objective']['name']}` and optimizer `{optimizer}`, "
+        f"{train['epochs']} epochs, batch {train['batch']}, seed {training['seed']}; "
+        f"the `{training['weights']}` weights.\n\n"
         f"It takes images of {channels} x {height} x {width} (channels, height, width) as floats "
-        f"in [0, 1] and normalises them itself. It gives {facts.classes} logits"
+        f"in [0, 1] and normalises them itself. It returns {description.classes} logits"
     )
-    if facts.smoothing:
-        copies, sigma = facts.smoothing["copies"], facts.smoothing["sigma"]
-        text += f", by the vote of {copies} noisy copies (sigma {sigma:g})"
-    return f"{text}. `config.json` has every setting."
+    if description.smoothing:
+        copies, sigma = description.smoothing["copies"], description.smoothing["sigma"]
+        text += f", by majority vote over {copies} noisy copies (sigma {sigma:g})"
+    return f"{text}. `config.json` contains all settings."
 
 
-def _table(facts: Facts) -> str:
-    if not facts.figures:
-        return "These weights were not measured."
+def _table(description: ModelDescription) -> str:
+    if not description.figures:
+        return "These weights have not been evaluated."
     rows = [
-        f"| {it['name']} | {it['value']:.2f} | {it['under']} | {it['images']:,} |"
-        for it in facts.figures
+        f"| {figure['name']} | {figure['value']:.2f} | {figure['under']} | {figure['images']:,} |"
+        for figure in description.figures
     ]
     header = ["| Figure | % | Under | Test images |", "| --- | --- | --- | --- |"]
     legend = "TA: accuracy on clean images. RA: under an attack. AA: under AutoAttack."
-    if any(it["name"] == "CA" for it in facts.figures):
-        legend += " CA: certified."
+    if any(figure["name"] == "CA" for figure in description.figures):
+        legend += " CA: certified accuracy."
     return "\n".join([*header, *rows, "", legend])
 
 
-def _loading(facts: Facts, formats: Sequence[str]) -> str:
-    name = facts.network["model"]["name"]
-    own = f", network={name!r}" if ":" in name else ""
-    blocks = [CODE[it].replace("OWN", own) for it in dict.fromkeys(formats)]
+def _loading(description: ModelDescription, formats: Sequence[str]) -> str:
+    name = description.network["model"]["name"]
+    custom = f", network={name!r}" if ":" in name else ""
+    blocks = [CODE[format_].replace("OWN", custom) for format_ in dict.fromkeys(formats)]
     return "\n\n".join(f"```python\n{block}\n```" for block in blocks)

@@ -1,4 +1,4 @@
-"""What was measured of a run's weights: in training, by `dat evaluate` and by `dat certify`."""
+"""Results for a run's weights, from training, `dat evaluate` and `dat certify`."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from typing import Any
 
 from torch import nn
 
-from dat.build import read_result
-from dat.certification.certify import TABLE
-from dat.evaluation.journal import ABOUT, FIGURES, weights_of
-from dat.evaluation.suites import AUTOATTACK
-from dat.train.folder import RESULT
+from dat.attacks.suites import AUTOATTACK
+from dat.config.runs import read_result
+from dat.core.files import RESULT
+from dat.evaluation.certification.certify import TABLE
+from dat.evaluation.progress_file import ABOUT, FIGURES, weights_of
 
 PREFIXES = {"best": "", "ema-best": "ema_"}
-"""Weights that training measures, and how their figures begin."""
+"""Weights that training evaluates, and the prefix of their results."""
 
 
 def known_figures(
     run: Path, weights: Path, model: nn.Module, deployed: nn.Module
 ) -> list[dict[str, Any]]:
-    """Each a dict of name (TA, RA, AA, CA), value in percent, the images, and under what.
+    """Dicts of name (TA, RA, AA, CA), value in percent, number of images, and attack.
 
-    An evaluation counts only if it was of these very weights, whatever they are called.
+    Evaluations are included only if they are of exactly these weights, whatever their file name.
     """
-    found = list(_of_training(run, weights))
-    found += _of_evaluations(run / "evaluations", weights_of(deployed))
-    found += _of_certificates(run / "certificates", weights_of(model))
-    once: dict[tuple[object, ...], dict[str, Any]] = {}
-    for it in found:
-        once.setdefault((it["name"], it["images"], it["under"]), it)
-    return list(once.values())
+    figures = list(_from_training(run, weights))
+    figures += _from_evaluations(run / "evaluations", weights_of(deployed))
+    figures += _from_certificates(run / "certificates", weights_of(model))
+    unique: dict[tuple[object, ...], dict[str, Any]] = {}
+    for figure in figures:
+        unique.setdefault((figure["name"], figure["images"], figure["under"]), figure)
+    return list(unique.values())
 
 
 def _figure(name: str, value: float, images: int, under: str) -> dict[str, Any]:
     return {"name": name, "value": value, "images": images, "under": under}
 
 
-def _of_training(run: Path, weights: Path) -> Iterator[dict[str, Any]]:
-    own = weights.parent.resolve() == run.resolve() and weights.stem in PREFIXES
-    if not own or not (run / RESULT).is_file():
+def _from_training(run: Path, weights: Path) -> Iterator[dict[str, Any]]:
+    from_run = weights.parent.resolve() == run.resolve() and weights.stem in PREFIXES
+    if not from_run or not (run / RESULT).is_file():
         return
     result, prefix = read_result(run), PREFIXES[weights.stem]
     attack, images = str(result["attack"]), int(result["images"])
@@ -55,7 +55,7 @@ def _of_training(run: Path, weights: Path) -> Iterator[dict[str, Any]]:
             yield _figure(key.upper(), value, images, text)
 
 
-def _of_evaluations(folder: Path, weights: str) -> Iterator[dict[str, Any]]:
+def _from_evaluations(folder: Path, weights: str) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob(f"*/{FIGURES}")):
         about, figures = _read(path.parent / ABOUT), _read(path)
         if about.get("weights") != weights:
@@ -66,26 +66,26 @@ def _of_evaluations(folder: Path, weights: str) -> Iterator[dict[str, Any]]:
         yield _figure("AA" if name == AUTOATTACK else "RA", figures["ra"], figures["images"], under)
 
 
-def _of_certificates(folder: Path, weights: str) -> Iterator[dict[str, Any]]:
+def _from_certificates(folder: Path, weights: str) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob(f"*/{TABLE}")):
         about = _read(path.parent / ABOUT)
         if about.get("weights") != weights:
             continue
         rows = list(csv.DictReader(path.read_text().splitlines(), delimiter="\t"))
-        reached = [float(row["radius"]) if row["correct"] == "1" else -1.0 for row in rows]
+        certified = [float(row["radius"]) if row["correct"] == "1" else -1.0 for row in rows]
         for radius in _radii(about):
-            written = float(f"{radius:.6g}")  # as the table has it
-            share = 100.0 * sum(it >= written for it in reached) / len(rows)
+            rounded = float(f"{radius:.6g}")  # as in the table
+            share = 100.0 * sum(reached >= rounded for reached in certified) / len(rows)
             under = f"certified within l2 {radius:g}, sigma {about['sigma']:g}"
             yield _figure("CA", share, len(rows), under)
 
 
 def _radii(about: dict[str, Any]) -> list[float]:
-    """Those that were asked for, or where whole radii were, some multiples of sigma."""
-    asked = re.search(r"radii=\(([^)]*)\)", str(about["plan"]))
-    words = asked[1].split(",") if asked else []
-    radii = [float(word) for word in words if word.strip()]
-    return radii or [about["sigma"] * quarter / 2 for quarter in range(8)]
+    """The requested radii, or multiples of sigma / 2 if none were requested."""
+    requested = re.search(r"radii=\(([^)]*)\)", str(about["plan"]))
+    numbers = requested[1].split(",") if requested else []
+    radii = [float(number) for number in numbers if number.strip()]
+    return radii or [about["sigma"] * half / 2 for half in range(8)]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The formats: how each is written, and how it is read back to see that it says the same."""
+"""Export formats: how each is written, and read back for verification."""
 
 from __future__ import annotations
 
@@ -7,34 +7,38 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+from dat.core.imports import require
+from dat.core.lazy import torch
+from dat.core.settings import did_you_mean
 
-from dat.fields import did_you_mean
-from dat.imports import require
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-Answer = Callable[[Tensor], Tensor]
-"""Images in [0, 1] to logits."""
-LARGEST = 2 * 10**9
-"""Bytes that fit into one file of ONNX, which is a protobuf."""
+Predictor = Callable[["Tensor"], "Tensor"]
+"""Maps images in [0, 1] to logits."""
+MAX_ONNX_BYTES = 2 * 10**9
+"""Size limit of an ONNX file, which is a protobuf."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A file of a kind."""
+    """How to write and read one file format."""
 
     file: str
     write: Callable[[nn.Module, Tensor, Path], None]
-    read: Callable[[Path], Answer]
+    read: Callable[[Path], Predictor]
     packages: tuple[str, ...] = ()
-    """What has to be installed; the format's name is that of the extra."""
+    """Required packages; the extra that installs them has the name of the format."""
 
 
 def _onnx(model: nn.Module, x: Tensor, path: Path) -> None:
-    size = sum(it.numel() * it.element_size() for it in model.state_dict().values())
-    if size > LARGEST:
-        raise ValueError(f"{size / 1e9:.1f} GB of weights: must be at most {LARGEST / 1e9:g}")
+    weights = model.state_dict().values()
+    size = sum(tensor.numel() * tensor.element_size() for tensor in weights)
+    if size > MAX_ONNX_BYTES:
+        limit = MAX_ONNX_BYTES / 1e9
+        raise ValueError(f"{size / 1e9:.1f} GB of weights: must be at most {limit:g}")
     torch.onnx.export(
         model,
         (x,),
@@ -48,7 +52,7 @@ def _onnx(model: nn.Module, x: Tensor, path: Path) -> None:
     )
 
 
-def _read_onnx(path: Path) -> Answer:
+def _read_onnx(path: Path) -> Predictor:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -61,7 +65,7 @@ def _torchscript(model: nn.Module, x: Tensor, path: Path) -> None:
     torch.jit.save(torch.jit.trace(model, x, check_trace=False), path)
 
 
-def _read_torchscript(path: Path) -> Answer:
+def _read_torchscript(path: Path) -> Predictor:
     return torch.jit.load(path)  # type: ignore[no-any-return]
 
 
@@ -70,23 +74,23 @@ def _exported(model: nn.Module, x: Tensor, path: Path) -> None:
     torch.export.save(torch.export.export(model, (x,), dynamic_shapes=shapes), path)
 
 
-def _read_exported(path: Path) -> Answer:
+def _read_exported(path: Path) -> Predictor:
     return torch.export.load(path).module()
 
 
 HUB = "hub"
-"""Weights and a description; needs dat to be read."""
+"""Weights and a description; dat is needed to load it."""
 TRACED = {
     "onnx": Format("model.onnx", _onnx, _read_onnx, ("onnx", "onnxscript", "onnxruntime")),
     "torchscript": Format("model.torchscript", _torchscript, _read_torchscript),
     "exported": Format("model.pt2", _exported, _read_exported),
 }
-"""Formats that hold the computation itself, and are read without dat."""
+"""Formats that contain the computation, and load without dat."""
 FORMATS = (HUB, *TRACED)
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Refuse what there is not, or what lacks a package, before the work."""
+    """Raise for an unknown format or a missing package, before any work is done."""
     if not names:
         raise ValueError(f"--format: name at least one of {', '.join(FORMATS)}")
     for name in names:
@@ -96,22 +100,22 @@ def check_formats(names: Sequence[str]) -> None:
             require(package, name, what=f"--format {name}")
 
 
-def write_traced(name: str, model: nn.Module, x: Tensor, folder: Path) -> Answer:
-    """Write the model as one of TRACED; gives what was read back."""
-    form = TRACED[name]
-    path = folder / form.file
+def write_traced(name: str, model: nn.Module, x: Tensor, folder: Path) -> Predictor:
+    """Write the model in one of the TRACED formats, and return what is read back."""
+    traced_format = TRACED[name]
+    path = folder / traced_format.file
     try:
-        with _undisturbed():
-            form.write(model, x, path)
-            return form.read(path)
-    except Exception as error:  # exporters fail in many ways on networks that they cannot follow
+        with _without_warnings():
+            traced_format.write(model, x, path)
+            return traced_format.read(path)
+    except Exception as error:  # exporters raise many types on networks that they cannot trace
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(f"--format {name}: cannot write this network ({lines[0]})") from error
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Exporters warn of what they will do in later versions; what counts is checked afterwards."""
+def _without_warnings() -> Iterator[None]:
+    """Suppress the exporters' warnings about future versions; the result is verified anyway."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         yield

@@ -1,36 +1,55 @@
-"""Networks: those of the paper, small ones, and a user's own.
+"""Networks: those of the paper, small ones, and users' own.
 
-Each takes images in [0, 1] of any size and gives logits. To add one: a file here with a builder
+Each maps images in [0, 1] of any size to logits. To add one: a file here with a factory
 `(classes, *, channels=3, width=None)`, and a line in `factory.MODELS`; the tests then cover it.
 """
 
+from typing import TYPE_CHECKING
+
+from dat.core.lazy import lazy_names
 from dat.models.factory import MODELS, build_model
-from dat.models.folding import Folded, alike, fold
-from dat.models.normalize import Normalize, normalized
-from dat.models.transfer import (
-    Block,
-    Resized,
-    blocks,
-    find_head,
-    freeze,
-    head_classes,
-    rate_factors,
-    replace_head,
-)
+
+if TYPE_CHECKING:
+    from dat.models.adapter import Adapted, Adapter, adapted, computes_in_half, lies_contiguous
+    from dat.models.folding import Folded, alike, fold
+    from dat.models.normalize import Normalize, normalized
+    from dat.models.transfer import (
+        Block,
+        Resized,
+        blocks,
+        find_head,
+        freeze,
+        head_classes,
+        rate_factors,
+        replace_head,
+    )
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        adapter="Adapted Adapter adapted computes_in_half lies_contiguous",
+        folding="Folded alike fold",
+        normalize="Normalize normalized",
+        transfer="Block Resized blocks find_head freeze head_classes rate_factors replace_head",
+    )
 
 __all__ = [
     "MODELS",
+    "Adapted",
+    "Adapter",
     "Block",
     "Folded",
     "Normalize",
     "Resized",
+    "adapted",
     "alike",
     "blocks",
     "build_model",
+    "computes_in_half",
     "find_head",
     "fold",
     "freeze",
     "head_classes",
+    "lies_contiguous",
     "normalized",
     "rate_factors",
     "replace_head",

@@ -1,7 +1,7 @@
 """Small CNNs without batch norm.
 
-Batch statistics depend on which samples share a worker, so only a network without them can show
-that a run gives the same result for any number of workers.
+Batch statistics depend on which samples share a worker, so only networks without them give the same
+result for any number of workers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from dat.models.initialization import initialize
 
 GRID = 4
-"""Side of the feature map given to the head: where a stroke lies is what tells digits apart."""
+"""The side of the head's feature map: digits differ in the position of their strokes."""
 
 
 class CNN(nn.Module):
@@ -45,7 +45,7 @@ class CNN(nn.Module):
 
 
 def small_cnn(classes: int, *, channels: int = 3, width: int | None = None) -> nn.Module:
-    """`width` is the number of channels of the first convolution, 32 unless told."""
+    """`width` is the number of channels of the first convolution, by default 32."""
     return CNN(classes, channels=channels, width=32 if width is None else width)
 
 
@@ -54,7 +54,7 @@ MNIST_GRID = 7
 
 @fx.wrap
 def to_grid(x: Tensor, side: int) -> Tensor:
-    """Averaged or spread to a grid; what is one already is left alone, also under tracing."""
+    """Adaptive average pooling to `side` x `side`; does nothing, also when traced, at that size."""
     return x if x.shape[-2:] == (side, side) else F.adaptive_avg_pool2d(x, side)
 
 
@@ -64,9 +64,9 @@ class Grid(nn.Module):
 
 
 class MNISTCNN(nn.Module):
-    """Two convolutions of 4 x 4 with stride 2 and a hidden layer of 100, on which defences of MNIST
-    have been compared since Wong & Kolter (2018). Other images than 28 x 28 are averaged or spread
-    to its 7 x 7 grid."""
+    """Two 4 x 4 convolutions with stride 2 and a hidden layer of 100, the standard network for
+    defences on MNIST since Wong & Kolter (2018). Images that are not 28 x 28 are pooled to its
+    7 x 7 grid."""
 
     def __init__(self, classes: int, *, channels: int, width: int) -> None:
         super().__init__()

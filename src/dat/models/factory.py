@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 
-import torch
-from torch import nn
+from dat.core.imports import call, import_callable
+from dat.core.lazy import nn, torch
+from dat.core.rng import derive
+from dat.core.settings import did_you_mean
 
-from dat.fields import did_you_mean
-from dat.imports import call, find_callable
-from dat.models.cnn import mnist_cnn, small_cnn
-from dat.models.preact_resnet import preact_resnet18
-from dat.models.resnet import resnet50
-from dat.models.vit import vit_4, vit_16
-from dat.models.wide_resnet import wrn_28_10
-from dat.rng import derive
+Factory = Callable[..., "nn.Module"]
 
-Factory = Callable[..., nn.Module]
-
-MODELS: dict[str, Factory] = {
-    "cnn": small_cnn,
-    "mnist-cnn": mnist_cnn,
-    "preact-resnet18": preact_resnet18,
-    "resnet50": resnet50,
-    "wrn-28-10": wrn_28_10,
-    "vit-4": vit_4,
-    "vit-16": vit_16,
+MODELS = {
+    "cnn": "dat.models.cnn:small_cnn",
+    "mnist-cnn": "dat.models.cnn:mnist_cnn",
+    "preact-resnet18": "dat.models.preact_resnet:preact_resnet18",
+    "resnet50": "dat.models.resnet:resnet50",
+    "wrn-28-10": "dat.models.wide_resnet:wrn_28_10",
+    "vit-4": "dat.models.vit:vit_4",
+    "vit-16": "dat.models.vit:vit_16",
 }
+"""The networks of this package, imported on first use."""
 
 
 def build_model(
     name: str, classes: int, *, channels: int = 3, width: int | None = None, seed: int = 0
 ) -> nn.Module:
-    """The network called `name`, its weights a function of `seed` alone.
+    """Build the network called `name`; its initial weights depend on `seed` alone.
 
-    A user's factory is given those of classes, channels and width that its signature has; a width
-    of none is left to the factory's own default.
+    A user's factory receives those of classes, channels and width that its signature accepts; if
+    width is None, the factory's own default applies.
     """
     sizes = {"classes": classes, "channels": channels}
     if width is not None:
@@ -45,19 +40,24 @@ def build_model(
         if value < 1:
             raise ValueError(f"{size} = {value}: must be at least 1")
     with torch.random.fork_rng(devices=[]):
-        factory = find_callable(name, what="model.name") if ":" in name else _look_up(name)
-        # not torch.manual_seed, which would also reseed the GPUs; networks are made on the CPU
+        factory = find_factory(name)
+        # not torch.manual_seed, which would also reseed the GPUs; networks are built on the CPU
         torch.default_generator.manual_seed(derive(seed, "weights"))
         return _call(factory, name, sizes=sizes)
 
 
-def _look_up(name: str) -> Factory:
+def find_factory(name: str) -> Factory:
+    """The factory of a network of this package, or a user's own."""
+    if ":" in name:
+        return import_callable(name, what="model.name")
     if name not in MODELS:
         raise ValueError(
             f"model.name = {name!r}: unknown{did_you_mean(name, MODELS)} "
-            "(your own is written package.module:name)"
+            "(write your own as package.module:name)"
         )
-    return MODELS[name]
+    module, _, function = MODELS[name].partition(":")
+    factory: Factory = getattr(importlib.import_module(module), function)
+    return factory
 
 
 def _call(factory: Factory, name: str, *, sizes: dict[str, int]) -> nn.Module:
@@ -65,7 +65,7 @@ def _call(factory: Factory, name: str, *, sizes: dict[str, int]) -> nn.Module:
     net = call(factory, what=what, **_accepted(factory, sizes))
     if not isinstance(net, nn.Module):
         raise ValueError(
-            f"{what}: the factory gave a {type(net).__name__}; it must return an nn.Module"
+            f"{what}: the factory returned a {type(net).__name__}; it must return an nn.Module"
         )
     return net
 

@@ -1,4 +1,4 @@
-"""Initial weights, the same rule for every network here."""
+"""Weight initialisation, shared by the convolutional networks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from torch import nn
 
 
 def initialize(net: nn.Module) -> None:
-    """He et al. 2015 for convolutions, in the fan-out form of the ResNet and WideResNet papers.
+    """Initialise convolutions as in He et al. 2015, with the fan-out of the ResNet and WideResNet
+    papers.
 
     Batch norms start as the identity; linear layers keep torch's default, as in torchvision.
     """

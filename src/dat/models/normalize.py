@@ -1,7 +1,7 @@
 """Normalisation as the first layer of a network.
 
-Inside the model, it leaves attacks and threat models in [0, 1] pixels, and a checkpoint carries the
-statistics it was trained with.
+As part of the model, it keeps attacks and threat models in [0, 1] pixels, and checkpoints include
+the statistics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Normalize(nn.Module):
         super().__init__()
         if len(mean) != len(std):
             raise ValueError(
-                f"mean has {len(mean)} channels and std {len(std)}: give one number a channel"
+                f"mean has {len(mean)} channels and std {len(std)}: give one number per channel"
             )
         if not all(value > 0 for value in std):
             raise ValueError(f"std = {list(std)}: must be above 0 in every channel")

@@ -1,6 +1,6 @@
 """Pre-activation ResNet-18 for small images (He et al., "Identity mappings", ECCV 2016).
 
-This is the form that the adversarial-training literature uses on CIFAR-10: a 3 x 3 stem without
+This is the variant used in the adversarial-training literature for CIFAR-10: a 3 x 3 stem without
 pooling, and no batch norm after the last block.
 """
 
@@ -16,7 +16,7 @@ from dat.models.initialization import initialize
 
 
 class PreActBlock(nn.Module):
-    """Two 3 x 3 convolutions, each after its batch norm and ReLU, beside a shortcut."""
+    """Two 3 x 3 convolutions, each after batch norm and ReLU, with a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, *, stride: int = 1) -> None:
         super().__init__()
@@ -30,15 +30,15 @@ class PreActBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         active = relu(self.bn1(x))
-        # a changed shape is projected from the activated input, an unchanged one passes untouched
+        # the projection, if the shape changes, is applied after batch norm and ReLU
         identity = x if self.shortcut is None else self.shortcut(active)
         return cast(Tensor, identity + self.conv2(relu(self.bn2(self.conv1(active)))))
 
 
 def preact_stages(widths: tuple[int, ...], *, depth: int) -> nn.Sequential:
-    """`depth` blocks at each of `widths[1:]`, halving the image from the second stage on.
+    """Stages of `depth` blocks with widths `widths[1:]`; each but the first halves the image.
 
-    `widths[0]` is the width of the stem that feeds them.
+    `widths[0]` is the width of the stem before them.
     """
     stages = nn.Sequential()
     for number, (inputs, outputs) in enumerate(pairwise(widths)):

@@ -1,7 +1,7 @@
-"""ResNet-50 (He et al., "Deep residual learning", CVPR 2016), as v1.5.
+"""ResNet-50 v1.5 (He et al., "Deep residual learning", CVPR 2016).
 
-Version 1.5 strides at the 3 x 3 convolution of a bottleneck and not at the first 1 x 1. Parameters
-are named as in torchvision, so that its checkpoints load.
+Version 1.5 has the stride at the 3 x 3 convolution of a bottleneck, not at the first 1 x 1.
+Parameters are named as in torchvision, so that its checkpoints can be loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions, each followed by its batch norm, beside a shortcut."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions, each followed by a batch norm, with a shortcut."""
 
     def __init__(self, inputs: int, width: int, *, stride: int = 1) -> None:
         super().__init__()

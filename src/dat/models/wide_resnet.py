@@ -14,13 +14,13 @@ STEM = 16
 
 
 class WideResNet(nn.Module):
-    """Three stages of pre-activation blocks, `widen` times as wide as a thin ResNet's."""
+    """Three stages of pre-activation blocks, `widen` times as wide as in a plain ResNet."""
 
     def __init__(self, classes: int, *, channels: int, depth: int, widen: int) -> None:
         super().__init__()
         widths = (STEM, STEM * widen, 2 * STEM * widen, 4 * STEM * widen)
         self.conv = nn.Conv2d(channels, STEM, 3, padding=1, bias=False)
-        # depth counts the stem, the three projecting shortcuts and two convolutions a block
+        # depth counts the stem, the three projection shortcuts and two convolutions per block
         self.stages = preact_stages(widths, depth=(depth - 4) // 6)
         self.bn = nn.BatchNorm2d(widths[-1])
         self.linear = nn.Linear(widths[-1], classes)

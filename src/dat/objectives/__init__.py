@@ -1,11 +1,11 @@
 """Objectives: lambda * clean loss + max over the ball of phi, equation (2) of the paper.
 
-An objective says what the inner oracle ascends (`phi`) and what the outer oracle descends (`loss`).
-To add one: a file here, a line below.
+An objective defines what the attack maximises (`phi`) and what the optimizer minimises (`loss`). To
+add one: a file here, a line below.
 """
 
 from dat.objectives.adversarial import Adversarial
-from dat.objectives.base import Batch, Objective, Outcome, Team
+from dat.objectives.base import Batch, Objective, Outcome, SubgroupLike
 from dat.objectives.gradalign import GradAlign
 from dat.objectives.mart import MART
 from dat.objectives.pairing import LogitPairing
@@ -36,5 +36,5 @@ __all__ = [
     "Outcome",
     "Smooth",
     "Stability",
-    "Team",
+    "SubgroupLike",
 ]

@@ -1,45 +1,47 @@
-"""What every objective is."""
+"""The base class of objectives, and the batch they work on."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dat.attacks import Loss
-from dat.fields import SettingError, Settings
-from dat.rng import Draws
-from dat.threat import ThreatModel
+from dat.core.deprecation import RenamedAttribute
+from dat.core.lazy import torch
+from dat.core.rng import Streams
+from dat.core.settings import SettingError, Settings
+from dat.core.threat import ThreatModel
 
-Network = Callable[[Tensor], Tensor]
-"""Images in [0, 1] to logits: a module, or a module whose gradients are exchanged."""
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Network = Callable[["Tensor"], "Tensor"]
+"""Maps images in [0, 1] to logits: a module, or a wrapped one whose gradients are exchanged."""
 
 
-class Team(Protocol):
-    """Workers that have the same images and share out what is to be done with each."""
+class SubgroupLike(Protocol):
+    """Workers with the same images, which share the work on each image."""
 
     @property
     def size(self) -> int: ...
 
     def share(self, count: int) -> range:
-        """Which of `count` things are this worker's."""
+        """This worker's share of `count` items."""
 
     def spread(self, x: Tensor) -> Tensor:
-        """`x` itself; its gradient is summed over the team."""
+        """The identity; the gradient is summed over the subgroup."""
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum of the team's values; each worker's gradient is that of its own."""
+        """The sum over the subgroup; each worker gets the gradient of its own values."""
 
     def logsumexp(self, values: Tensor) -> Tensor:
-        """log of the sum of exp over the team's values, with gradients as above."""
+        """The logsumexp over the subgroup; each worker gets the gradient of its own values."""
 
 
-class Alone:
-    """A team of one."""
+class NoSubgroup:
+    """A subgroup of one worker."""
 
     size = 1
 
@@ -58,91 +60,102 @@ class Alone:
 
 @dataclass(frozen=True)
 class Batch:
-    """Images, labels, and the random streams that an objective draws from."""
+    """Images, labels and the random streams of an objective."""
 
     x: Tensor
     y: Tensor
-    draws: Draws
+    draws: Streams
     threat: ThreatModel = field(default_factory=ThreatModel)
-    """What the adversary may do to these images."""
-    team: Team = field(default_factory=Alone)
+    """The allowed perturbations."""
+    team: SubgroupLike = field(default_factory=NoSubgroup)
+    """The workers that share the work on these images."""
     weight: Tensor | float = 1.0
-    """How much each sample counts."""
+    """The weight of each sample in the mean loss."""
     total: float = 1.0
-    """How much the samples of all workers count together."""
+    """The sum of the weights of all workers."""
     lengths: tuple[int, ...] = ()
-    """Of a batch that has grown, the images of each batch in it."""
+    """With a batch schedule, the sizes of the batches that were merged into this one."""
     _noise: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, *, threat: ThreatModel | None = None, seed: int = 0) -> Batch:
-        """Samples numbered 0, 1, ..."""
+        """A batch of the samples 0, 1, ..."""
         index = torch.arange(len(x), device=x.device)
-        draws = Draws.of(seed, "objective", index=index)
+        draws = Streams.of(seed, "objective", index=index)
         return cls(x, y, draws, ThreatModel() if threat is None else threat)
 
-    def pick(self, rows: Tensor | slice) -> Batch:
-        """Some of the samples, with their own streams."""
-        weight = self.weight[rows] if isinstance(self.weight, Tensor) else self.weight
-        draws = self.draws.pick(rows)
-        some = replace(self, x=self.x[rows], y=self.y[rows], draws=draws, weight=weight)
-        return replace(some, lengths=(), _noise={})
+    def select(self, rows: Tensor | slice) -> Batch:
+        """A subset of the samples, with their streams."""
+        weight = self.weight[rows] if isinstance(self.weight, torch.Tensor) else self.weight
+        draws = self.draws.select(rows)
+        subset = replace(self, x=self.x[rows], y=self.y[rows], draws=draws, weight=weight)
+        return replace(subset, lengths=(), _noise={})
+
+    pick = RenamedAttribute("select")
 
     def noise(self, copy: int) -> Tensor:
-        """Standard normal noise for the copy of that number of every image. It is drawn once: the
-        attack and the update that follows see the same."""
+        """Standard normal noise for the given noisy copy of every image, generated once, so that
+        the attack and the update use the same."""
         if copy not in self._noise:
-            streams = self.draws.fork("copy", copy)
-            self._noise[copy] = streams.normal(self.x.shape, self.x.dtype)
+            forked = self.draws.fork("copy", copy)
+            self._noise[copy] = forked.normal(self.x.shape, self.x.dtype)
         return self._noise[copy]
 
 
 class Outcome(NamedTuple):
-    """What a batch came to."""
+    """The result of an objective for a batch."""
 
     loss: Tensor
-    """The objective of each sample; of a team, each worker's share of it."""
+    """The loss of each sample; in a subgroup, this worker's share of it."""
     logits: Tensor
-    """The logits of each adversarial example."""
+    """The logits of the adversarial examples."""
 
 
-def both(model: Network, x: Tensor, x_adv: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits of clean and of adversarial images, from one forward pass."""
+def clean_and_adversarial(model: Network, x: Tensor, x_adv: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits of clean and adversarial images, from one forward pass."""
     clean, adversarial = model(torch.cat((x, x_adv))).chunk(2)
     return clean, adversarial
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(Settings, ABC):
-    """One choice of loss, phi and lambda."""
+    """A choice of loss, phi and lambda in equation (2)."""
 
     def check_labels(self) -> None:
-        """Refuse images without labels."""
+        """Raise if the objective cannot train on images without labels."""
         raise SettingError(
             "objective.name: only trades learns from images without labels; label them first "
             "(dat label), or use trades"
         )
 
     def check_team(self, size: int) -> None:
-        """Refuse a team that cannot share out the work on an image."""
+        """Raise if `size` workers cannot share the work on an image."""
         if size > 1:
             raise SettingError(
-                f"train.team = {size}: only noisy copies of an image can be shared out "
+                f"train.team = {size}: workers can only share the noisy copies of an image "
                 "(objective.name smooth, stability); use 1"
             )
 
     def check_patience(self) -> None:
-        """Refuse attacks that images leave one by one."""
+        """Raise if images must not leave the attack one by one."""
+
+    def sharding_conflict(self) -> str:
+        """Why the objective does not work with a sharded model, and an alternative; empty if it
+        does."""
+        return ""
 
     @abstractmethod
     def phi(self, model: Network, batch: Batch) -> Loss:
-        """What the inner oracle ascends at the batch, as a function of the adversarial images."""
+        """The loss that the attack maximises, as a function of the adversarial images."""
 
     @abstractmethod
     def loss(self, model: Network, batch: Batch, x_adv: Tensor) -> Outcome:
-        """lambda * loss(x) + phi(x_adv), per sample. It calls `model` once: two forwards before one
-        backward would break batch normalisation under DDP, and one larger forward is faster."""
+        """lambda * loss(x) + phi(x_adv) for each sample.
+
+        Implementations call `model` once: two forward passes before one backward pass would break
+        batch normalisation under DDP, and one larger pass is faster.
+        """
 
     def deployed(self, model: nn.Module) -> nn.Module:
-        """What is to be measured: the model as it will be used."""
+        """The model as it is evaluated and deployed, e.g. smoothed."""
         return model

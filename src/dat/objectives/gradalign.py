@@ -1,51 +1,59 @@
-"""GradAlign (Andriushchenko & Flammarion 2020): gradients that point the same way in the ball."""
+"""GradAlign (Andriushchenko & Flammarion 2020): aligned gradients within the ball."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
-from dat.attacks import Loss, Victim
-from dat.fields import setting
-from dat.losses import cross_entropy
+from dat.attacks import AttackTarget, Loss
+from dat.core.lazy import functional, torch
+from dat.core.losses import cross_entropy
+from dat.core.settings import setting
 from dat.objectives.base import Batch, Network, Objective, Outcome
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TINY = 1e-20
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradAlign(Objective):
-    """The adversarial cross-entropy, and weight * (1 - cosine) of the gradients at the image and at
-    a random point of the ball: where they agree, one step is as good as many."""
+    """Adversarial cross-entropy plus align_weight * (1 - cosine similarity) of the gradients at the
+    image and at a random point of the ball. With aligned gradients, one attack step is as strong as
+    many."""
 
-    align_weight: float = setting(0.2, "weight of 1 - cosine", ge=0)
+    align_weight: float = setting(0.2, "weight of 1 - cosine similarity", ge=0)
 
     def phi(self, model: Network, batch: Batch) -> Loss:
-        return Victim(model, batch.y)
+        return AttackTarget(model, batch.y)
 
-    @torch.enable_grad()
     def loss(self, model: Network, batch: Batch, x_adv: Tensor) -> Outcome:
         other = batch.threat.random_start(batch.x, batch.draws.fork("align"))
-        places = torch.cat((batch.x, other)).detach().requires_grad_(True)
-        near, adversarial = model(torch.cat((places, x_adv))).split((len(places), len(x_adv)))
-        whole = cross_entropy(near, batch.y.repeat(2)).sum()
-        (gradient,) = torch.autograd.grad(whole, places, create_graph=True)
-        here, there = gradient.flatten(1).chunk(2)
-        loss = cross_entropy(adversarial, batch.y)
-        return Outcome(loss + self.align_weight * _apart(here, there), adversarial)
+        points = torch.cat((batch.x, other)).detach().requires_grad_(True)
+        with torch.enable_grad():
+            logits, adversarial = model(torch.cat((points, x_adv))).split((len(points), len(x_adv)))
+            total = cross_entropy(logits, batch.y.repeat(2)).sum()
+            (gradient,) = torch.autograd.grad(total, points, create_graph=True)
+            at_x, at_other = gradient.flatten(1).chunk(2)
+            loss = cross_entropy(adversarial, batch.y)
+            return Outcome(loss + self.align_weight * _misalignment(at_x, at_other), adversarial)
+
+    def sharding_conflict(self) -> str:
+        return (
+            "objective gradalign needs second derivatives, which torch does not support for "
+            "sharded models; use another"
+        )
 
 
-def _apart(here: Tensor, there: Tensor) -> Tensor:
-    """1 - cosine, however short the gradients are: a confident image has tiny ones. One that is
-    nought has no direction, and there is nothing to align."""
-    sizes = [gradient.detach().abs().amax(1, keepdim=True) for gradient in (here, there)]
-    some = (sizes[0] > TINY) & (sizes[1] > TINY)
-    here, there = (
-        gradient / torch.where(some, size, 1.0)
-        for gradient, size in zip((here, there), sizes, strict=True)
+def _misalignment(a: Tensor, b: Tensor) -> Tensor:
+    """1 - cosine similarity. Gradients are rescaled first, as those of confident predictions are
+    tiny; a zero gradient has no direction and counts as aligned."""
+    sizes = [gradient.detach().abs().amax(1, keepdim=True) for gradient in (a, b)]
+    nonzero = (sizes[0] > TINY) & (sizes[1] > TINY)
+    a, b = (
+        gradient / torch.where(nonzero, size, 1.0)
+        for gradient, size in zip((a, b), sizes, strict=True)
     )
-    apart = 1 - functional.cosine_similarity(here, there, dim=1)
-    return torch.where(some.squeeze(1), apart, 0.0)
+    misalignment = 1 - functional.cosine_similarity(a, b, dim=1)
+    return torch.where(nonzero.squeeze(1), misalignment, 0.0)

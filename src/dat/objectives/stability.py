@@ -3,49 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
-from torch.nn import functional
+from typing import TYPE_CHECKING
 
 from dat.attacks import Loss
-from dat.fields import setting
-from dat.losses import cross_entropy
+from dat.core.lazy import functional, torch
+from dat.core.losses import cross_entropy
+from dat.core.settings import setting
 from dat.objectives.base import Batch, Network, Outcome
 from dat.objectives.smooth import Noisy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stability(Noisy):
-    """The clean loss, and phi = the cross-entropy from the clean prediction to the copies'."""
+    """The clean loss plus stability_weight * phi, the cross-entropy of the noisy copies relative to
+    the clean prediction."""
 
-    stability_weight: float = setting(2.0, "weight of phi beside the clean loss", ge=0)
+    stability_weight: float = setting(2.0, "weight of phi", ge=0)
 
     def phi(self, model: Network, batch: Batch) -> Loss:
         with torch.no_grad():
             clean = functional.softmax(model(batch.x), dim=1)
 
-        def strayed(x: Tensor) -> Tensor:
+        def phi(x: Tensor) -> Tensor:
             logits = model(self.noisy(batch.team.spread(x), batch))
-            return batch.team.total(self._stray(clean, logits))
+            return batch.team.total(self._phi_share(clean, logits))
 
-        return strayed
+        return phi
 
     def loss(self, model: Network, batch: Batch, x_adv: Tensor) -> Outcome:
         count, team = len(batch.y), batch.team
-        mine = team.share(count)  # of the clean images a share as well: each is in the batch once
-        some, noisy = model(
-            torch.cat((batch.x[mine.start : mine.stop], self.noisy(x_adv, batch)))
-        ).tensor_split((len(mine),))
-        padded = functional.pad(some, (0, 0, mine.start, count - mine.stop))
+        own = team.share(count)  # the clean images are shared too: each is computed once
+        own_clean, noisy = model(
+            torch.cat((batch.x[own.start : own.stop], self.noisy(x_adv, batch)))
+        ).tensor_split((len(own),))
+        padded = functional.pad(own_clean, (0, 0, own.start, count - own.stop))
         clean = team.spread(team.total(padded))
-        own = len(noisy) / (count * self.copies)  # the share of the clean loss goes with the copies
-        stray = self._stray(functional.softmax(clean, dim=1), noisy)
-        loss = own * cross_entropy(clean, batch.y) + self.stability_weight * stray
+        share = len(noisy) / (count * self.copies)  # the clean loss is split like the copies
+        phi = self._phi_share(functional.softmax(clean, dim=1), noisy)
+        loss = share * cross_entropy(clean, batch.y) + self.stability_weight * phi
         return Outcome(loss, self.vote(noisy, batch))
 
-    def _stray(self, clean: Tensor, noisy: Tensor) -> Tensor:
+    def _phi_share(self, clean: Tensor, noisy: Tensor) -> Tensor:
         """This worker's share of phi."""
-        each = functional.log_softmax(noisy, dim=1).unflatten(0, (-1, len(clean)))
-        strayed: Tensor = -(clean * each).sum((0, 2)) / self.copies
-        return strayed
+        log_p = functional.log_softmax(noisy, dim=1).unflatten(0, (-1, len(clean)))
+        phi: Tensor = -(clean * log_p).sum((0, 2)) / self.copies
+        return phi

@@ -1,43 +1,44 @@
-"""TRADES (Zhang et al. 2019): robustness as the distance between two predictions of one network."""
+"""TRADES (Zhang et al. 2019): clean loss plus the divergence of the adversarial prediction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from dat.attacks import AttackTarget, Loss
+from dat.core.lazy import torch
+from dat.core.losses import cross_entropy, kl_divergence
+from dat.core.settings import setting
+from dat.objectives.base import Batch, Network, Objective, Outcome, clean_and_adversarial
 
-from dat.attacks import Loss, Victim
-from dat.fields import setting
-from dat.losses import cross_entropy, divergence
-from dat.objectives.base import Batch, Network, Objective, Outcome, both
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class TRADES(Objective):
-    """The clean cross-entropy, and beta * KL(clean prediction, adversarial prediction).
+    """Clean cross-entropy plus beta * KL(clean prediction, adversarial prediction).
 
-    The attack ascends the KL, which is flat at the image itself: it needs a random start.
+    The attack maximises the KL, whose gradient vanishes at the image itself, so it needs a random
+    start.
     """
 
-    beta: float = setting(6.0, "weight of the KL beside the clean loss", ge=0)
-    label_smoothing: float = setting(
-        0.0, "share of the label given to all classes in the clean loss", ge=0, lt=1
-    )
+    beta: float = setting(6.0, "weight of the KL divergence", ge=0)
+    label_smoothing: float = setting(0.0, "label smoothing of the clean loss", ge=0, lt=1)
 
     def check_labels(self) -> None:
-        """Without a label the clean loss is 0 and the KL is what it was (Stanforth et al. 2019)."""
+        """Images without labels are fine: only the KL counts (Stanforth et al. 2019)."""
 
     def phi(self, model: Network, batch: Batch) -> Loss:
         with torch.no_grad():
             clean = model(batch.x)
-        return Victim(model, batch.y, loss=_strayed, targets=clean)
+        return AttackTarget(model, batch.y, loss=_divergence_from, targets=clean)
 
     def loss(self, model: Network, batch: Batch, x_adv: Tensor) -> Outcome:
-        clean, adversarial = both(model, batch.x, x_adv)
+        clean, adversarial = clean_and_adversarial(model, batch.x, x_adv)
         loss = cross_entropy(clean, batch.y, smoothing=self.label_smoothing)
-        return Outcome(loss + self.beta * divergence(clean, adversarial), adversarial)
+        return Outcome(loss + self.beta * kl_divergence(clean, adversarial), adversarial)
 
 
-def _strayed(logits: Tensor, labels: Tensor, clean: Tensor) -> Tensor:
-    return divergence(clean, logits)
+def _divergence_from(logits: Tensor, labels: Tensor, clean: Tensor) -> Tensor:
+    return kl_divergence(clean, logits)

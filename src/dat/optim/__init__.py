@@ -1,21 +1,34 @@
-"""Outer minimisation oracles: step 12 of Algorithm A1, how the exchanged gradient moves theta.
+"""Optimizers: the outer minimisation, step 12 of Algorithm A1, which applies the averaged gradient.
 
-An oracle (`LAMB`, `LARS`, `SGD`, `LSGD`) is a frozen group of settings; called with a model it
-makes a `torch.optim.Optimizer`. `LALR` is the paper's layer-wise adaptive learning rate, eq. (3),
-once, over a direction of choice. A schedule gives the factor on the peak rate, `EMA` averages the
-weights. To add one: a file here, a line below.
+`LAMB`, `LARS`, `SGD` and `LSGD` are frozen settings; called with a model, they return a
+`torch.optim.Optimizer`. `LALR` is the paper's layer-wise adaptive learning rate, eq. (3), over any
+base direction. A schedule returns the factor on the peak learning rate, `EMA` averages the weights.
+To add one: a file here, a line below.
 """
 
+from typing import TYPE_CHECKING
+
+from dat.core.lazy import lazy_names
 from dat.optim.averaging import EMA
-from dat.optim.base import OuterOracle, scale_rates
+from dat.optim.base import OptimizerSettings, scale_rates
 from dat.optim.directions import AdamDirection, Direction, MomentumDirection
-from dat.optim.lalr import LALR, Layerwise
 from dat.optim.lamb import LAMB
-from dat.optim.lars import LARS, ClassicLARS
+from dat.optim.lars import LARS
 from dat.optim.schedules import Constant, Cosine, Cyclic, Piecewise, Schedule, set_rate
 from dat.optim.sgd import LSGD, SGD
 
-OPTIMIZERS: dict[str, type[OuterOracle]] = {
+if TYPE_CHECKING:
+    from dat.optim.classic_lars import ClassicLARS
+    from dat.optim.lalr import LALR, Layerwise
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        renamed={"OuterOracle": "OptimizerSettings"},
+        classic_lars="ClassicLARS",
+        lalr="LALR Layerwise",
+    )
+
+OPTIMIZERS: dict[str, type[OptimizerSettings]] = {
     "lamb": LAMB,
     "lars": LARS,
     "sgd": SGD,
@@ -46,7 +59,7 @@ __all__ = [
     "Direction",
     "Layerwise",
     "MomentumDirection",
-    "OuterOracle",
+    "OptimizerSettings",
     "Piecewise",
     "Schedule",
     "scale_rates",

@@ -1,19 +1,21 @@
-"""Weight averaging: a second model whose weights follow the trained ones slowly."""
+"""Weight averaging: a second model with averaged weights."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+from dat.core.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class EMA:
-    """Exponential moving average of the weights, in `module`, ready for evaluation.
+    """Exponential moving average of the weights; `module` is ready for evaluation.
 
-    Update t = 0, 1, ... has decay min(decay, (1 + t) / (10 + t)), so that the random weights of the
-    start are forgotten soon. Buffers (BN statistics) and whole numbers are the model's own.
+    Update t = 0, 1, ... has decay min(decay, (1 + t) / (10 + t)), so that the initial random
+    weights fade quickly. Buffers (BN statistics) and integer parameters are copied, not averaged.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -23,20 +25,19 @@ class EMA:
         self.updates = 0
         self.module = copy.deepcopy(model).eval().requires_grad_(False)
 
-    @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
         pairs = list(zip(self.module.parameters(), model.parameters(), strict=True))
         floating = [pair for pair in pairs if pair[0].is_floating_point()]
         averages, weights = zip(*floating, strict=True)
-        torch._foreach_lerp_(averages, weights, 1 - decay)
-
-        for own, new in zip(self.module.buffers(), model.buffers(), strict=True):
-            own.copy_(new)
-        for own, new in pairs:
-            if not own.is_floating_point():
-                own.copy_(new)
+        with torch.no_grad():
+            torch._foreach_lerp_(averages, weights, 1 - decay)
+            for buffer, new in zip(self.module.buffers(), model.buffers(), strict=True):
+                buffer.copy_(new)
+            for parameter, new in pairs:
+                if not parameter.is_floating_point():
+                    parameter.copy_(new)
 
     def state_dict(self) -> dict[str, Any]:
         return {"module": self.module.state_dict(), "updates": self.updates}

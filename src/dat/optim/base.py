@@ -1,37 +1,51 @@
-"""What every outer minimisation oracle is."""
+"""The base class of optimizer settings, and parameter groups."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from torch import Tensor, nn
+from dat.core.lazy import torch
+from dat.core.settings import Settings, setting
+from dat.optim.clip import clip_gradient
 
-from dat.fields import Settings, setting
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Made = TypeVar("Made", bound="torch.optim.Optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OuterOracle(Settings, ABC):
-    """The settings of an optimizer; called with a model, they make it."""
+class OptimizerSettings(Settings, ABC):
+    """The settings of an optimizer; called with a model, they return one."""
 
     lr: float = setting(0.01, "peak learning rate eta", gt=0)
     weight_decay: float = setting(1e-4, "weight decay", ge=0)
+    clip: float | None = setting(
+        None, "clip the gradient to this L2 norm over all parameters; none: no clipping", gt=0
+    )
 
     @abstractmethod
     def __call__(self, model: nn.Module, *, batch: int = 256) -> torch.optim.Optimizer:
-        """An optimizer of the model's trainable parameters; `batch` is the global batch size."""
+        """Return an optimizer of the model's trainable parameters; `batch` is the global batch
+        size."""
+
+    def finish(self, optimizer: Made) -> Made:
+        """Apply the settings that all optimizers share; every optimizer passes through here."""
+        if self.clip is not None:
+            clip_gradient(optimizer, self.clip)
+        return optimizer
 
 
 def parameter_groups(
     model: nn.Module, *, lr: float, weight_decay: float, decay_1d: bool, **vectors: Any
 ) -> list[dict[str, Any]]:
-    """Weights in one group; biases, BN scales and shifts (at most one dimension) in another.
+    """One group for weights, one for parameters of at most one dimension (biases, BN).
 
-    `vectors` are options of the second group alone. `initial_lr` keeps the peak rate, also in a
-    checkpoint, for `set_rate` and torch's own schedulers.
+    `vectors` are options of the second group. `initial_lr` stores the peak learning rate, also in
+    checkpoints, for `set_rate` and torch's schedulers.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     common = {"lr": lr, "initial_lr": lr}
@@ -57,18 +71,19 @@ def parameter_groups(
 def scale_rates(
     optimizer: torch.optim.Optimizer, factors: Mapping[Tensor, float]
 ) -> torch.optim.Optimizer:
-    """Give each parameter its factor of the rate, by groups of its own; 1 where there is none.
+    """Scale the learning rate of each parameter by its factor, 1 by default, and split the groups
+    accordingly.
 
-    The groups with the highest factor come first: theirs is the rate that is reported.
+    Groups with the highest factor come first, as the rate of the first group is reported.
     """
-    parts: list[tuple[float, dict[str, Any]]] = []
+    split: list[tuple[float, dict[str, Any]]] = []
     for group in optimizer.param_groups:
-        peak = group.get("initial_lr", group["lr"])
-        own = [factors.get(parameter, 1.0) for parameter in group["params"]]
-        for factor in dict.fromkeys(own):
-            params = [p for p, its in zip(group["params"], own, strict=True) if its == factor]
+        params, peak = group["params"], group.get("initial_lr", group["lr"])
+        group_factors = [factors.get(parameter, 1.0) for parameter in params]
+        for factor in dict.fromkeys(group_factors):
+            same = [p for p, other in zip(params, group_factors, strict=True) if other == factor]
             rates = {"lr": group["lr"] * factor, "initial_lr": peak * factor}
-            parts.append((factor, {**group, "params": params, **rates}))
-    parts.sort(key=lambda part: -part[0])
-    optimizer.param_groups[:] = [group for _, group in parts]
+            split.append((factor, {**group, "params": same, **rates}))
+    split.sort(key=lambda pair: -pair[0])
+    optimizer.param_groups[:] = [group for _, group in split]
     return optimizer

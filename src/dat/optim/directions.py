@@ -1,7 +1,7 @@
-"""The base directions u of eq. (3): what LALR normalises layer by layer.
+"""The base directions u of eq. (3), which LALR normalises layer by layer.
 
-A direction keeps its moments in the optimizer's state of each parameter, so that a checkpoint holds
-them, and adds the weight decay at the place where its algorithm has it.
+A direction stores its moments in the optimizer's state of each parameter, so that checkpoints
+contain them, and adds the weight decay where its algorithm does.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
+from dat.core.lazy import torch
+from dat.kernels import optimizer as kernel
 
-from dat.optim import kernel
+if TYPE_CHECKING:
+    from torch import Tensor
 
 State = dict[str, Any]
 
@@ -23,23 +24,23 @@ class Direction(Protocol):
     def __call__(
         self, params: list[Tensor], grads: list[Tensor], states: list[State], weight_decay: float
     ) -> list[Tensor]:
-        """u for each parameter, weight decay included. It may be the state itself: read only."""
+        """u for each parameter, weight decay included. It may alias the state: do not modify it."""
 
 
 class NativeDirection(Direction):
-    """One that the kernel knows."""
+    """A direction that the native kernel implements."""
 
     @abstractmethod
     def moments(self, params: list[Tensor], states: list[State]) -> kernel.Moments:
-        """The same as a call, for the kernel to do; what the state counts is counted here."""
+        """The update rule for the kernel, instead of a call; increments the step counts."""
 
 
 @dataclass(frozen=True)
 class AdamDirection(NativeDirection):
     """m / (sqrt(v) + zeta) + weight_decay * theta: lines 3 to 7 of Algorithm A2 (LAMB).
 
-    A2 writes the debiased moments over m and v; as in Adam, the recursion goes on with the biased
-    ones. A2 shows no weight decay; the paper trains with it, and its code adds it to u.
+    A2 overwrites m and v by the debiased moments; as in Adam, the recursion here continues with the
+    biased ones. A2 shows no weight decay; the paper uses it, and its code adds it to u.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -49,7 +50,7 @@ class AdamDirection(NativeDirection):
     def __call__(
         self, params: list[Tensor], grads: list[Tensor], states: list[State], weight_decay: float
     ) -> list[Tensor]:
-        self._begin(params, states)
+        self._init_state(params, states)
         m, v = [state["m"] for state in states], [state["v"] for state in states]
         beta1, beta2 = self.betas
         torch._foreach_lerp_(m, grads, 1 - beta1)
@@ -58,9 +59,9 @@ class AdamDirection(NativeDirection):
 
         u = torch._foreach_sqrt(v)
         if self.debias:
-            scales, floors = zip(*map(self._denominator, states), strict=True)
+            scales, offsets = zip(*map(self._denominator, states), strict=True)
             torch._foreach_mul_(u, scales)
-            torch._foreach_add_(u, floors)
+            torch._foreach_add_(u, offsets)
         else:
             torch._foreach_add_(u, self.zeta)
         u = torch._foreach_div(m, u)
@@ -69,7 +70,7 @@ class AdamDirection(NativeDirection):
         return list(u)
 
     def moments(self, params: list[Tensor], states: list[State]) -> kernel.Moments:
-        self._begin(params, states)
+        self._init_state(params, states)
         beta1, beta2 = self.betas
         return kernel.Moments(
             kind=kernel.ADAM,
@@ -79,17 +80,17 @@ class AdamDirection(NativeDirection):
             denominators=[self._denominator(state) for state in states],
         )
 
-    def _begin(self, params: list[Tensor], states: list[State]) -> None:
+    def _init_state(self, params: list[Tensor], states: list[State]) -> None:
         for param, state in zip(params, states, strict=True):
             if not state:
                 state |= {"step": 0, "m": torch.zeros_like(param), "v": torch.zeros_like(param)}
             state["step"] += 1
 
     def _denominator(self, state: State) -> tuple[float, float]:
-        """(a, b) of m / (sqrt(v) * a + b), which is m / (sqrt(v) + zeta) of debiased moments."""
+        """(a, b) with m / (sqrt(v) * a + b) = m' / (sqrt(v') + zeta), where ' means debiased."""
         if not self.debias:
             return 1.0, self.zeta
-        # each parameter has its own count: it may have had no gradient in some steps
+        # each parameter has its own step count, as it may have had no gradient in some steps
         beta1, beta2 = self.betas
         first, second = 1 - beta1 ** state["step"], math.sqrt(1 - beta2 ** state["step"])
         return first / second, first * self.zeta
@@ -104,7 +105,7 @@ class MomentumDirection(NativeDirection):
     def __call__(
         self, params: list[Tensor], grads: list[Tensor], states: list[State], weight_decay: float
     ) -> list[Tensor]:
-        self._begin(params, states)
+        self._init_state(params, states)
         m: list[Tensor] = [state["m"] for state in states]
         torch._foreach_lerp_(m, grads, 1 - self.beta)
         if weight_decay:
@@ -112,10 +113,10 @@ class MomentumDirection(NativeDirection):
         return m
 
     def moments(self, params: list[Tensor], states: list[State]) -> kernel.Moments:
-        self._begin(params, states)
+        self._init_state(params, states)
         return kernel.Moments(kind=kernel.MOMENTUM, first=1 - self.beta)
 
-    def _begin(self, params: list[Tensor], states: list[State]) -> None:
+    def _init_state(self, params: list[Tensor], states: list[State]) -> None:
         for param, state in zip(params, states, strict=True):
             if not state:
                 state["m"] = torch.zeros_like(param)

@@ -17,25 +17,26 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from dat.optim import kernel, parts
+from dat.kernels import optimizer as kernel
+from dat.optim import sharded
 from dat.optim.directions import Direction, NativeDirection, State
 
 Group = dict[str, Any]
 
 CHUNK = 2**20
-"""Elements that one foreach call takes. It keeps the temporaries small: LAMB's step over a
-ResNet-50, on one thread, takes about half the time of a single call over all layers."""
+"""Elements per foreach call. Small temporaries are faster: with one thread, LAMB's step for a
+ResNet-50 takes about half the time of a single call for all layers."""
 
 
 class Layerwise(torch.optim.Optimizer, ABC):
-    """An optimizer that gives each layer its own rate.
+    """Base class of optimizers with layer-wise learning rates.
 
-    A group's `adapt = False` holds its ratio at 1. Nothing in a step waits for the device. A layer
-    that the native kernel takes is updated there, any other by torch.
+    `adapt = False` fixes the trust ratios of a group at 1. A step never waits for the device. The
+    native kernel updates the layers that it supports, torch all others.
     """
 
-    shards: parts.Shards | None = None
-    """To be set where parameters are cut up over workers; the layers are then updated in parts."""
+    shards: sharded.ShardsLike | None = None
+    """Must be set if the parameters are sharded over workers."""
     _ratios: Sequence[tuple[Tensor, Tensor]] = ()
 
     @overload
@@ -51,67 +52,71 @@ class Layerwise(torch.optim.Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         if self.shards is not None:
-            self._ratios = self._step_in_parts(self.shards)
+            self._ratios = self._step_sharded(self.shards)
             return loss
-        ratios: list[tuple[Tensor, Tensor]] = []
+        trust_ratios: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
-            for params, native in self._batches(group["params"]):
+            for params, native in self._chunks(group["params"]):
                 grads = [p.grad for p in params if p.grad is not None]
                 update = self._update_natively if native else self._update
-                found = update(group, params, grads)
-                if found is not None:
-                    ratios += zip(params, found.unbind(), strict=True)
-        self._ratios = ratios
+                ratios = update(group, params, grads)
+                if ratios is not None:
+                    trust_ratios += zip(params, ratios.unbind(), strict=True)
+        self._ratios = trust_ratios
         return loss
 
     def trust_ratios(self) -> list[tuple[Tensor, Tensor]]:
         """(parameter, ratio) of each adapted layer in the last step; ratios stay on the device."""
         return list(self._ratios)
 
-    def _step_in_parts(self, shards: parts.Shards) -> list[tuple[Tensor, Tensor]]:
-        """All layers at once, so that their squares are summed over the workers in one go."""
-        plans, layers = [], []
+    def _step_sharded(self, shards: sharded.ShardsLike) -> list[tuple[Tensor, Tensor]]:
+        """A step for all layers at once, so that one collective sums all squares."""
+        updates, layers = [], []
         for group in self.param_groups:
-            whole = [p for p in group["params"] if p.grad is not None]
-            if not whole:
+            full = [p for p in group["params"] if p.grad is not None]
+            if not full:
                 continue
-            params = [shards.local(p) for p in whole]
-            grads = [shards.local(p.grad) for p in whole]
-            states = [parts.state_of(self.state[p], shards) for p in whole]
-            u, measured = self._direct(group, params, grads, states)
-            for part, param in zip(states, whole, strict=True):
-                parts.keep(part, self.state[param], param, shards)
-            plans.append(parts.Plan(group, params, u, measured, states))
-            layers.append(whole)
-        lengths = iter(parts.measure([it for it in plans if it.group["adapt"]], shards))
-        found: list[tuple[Tensor, Tensor]] = []
-        for plan, whole in zip(plans, layers, strict=True):
-            ratios = self._ratio(plan.group, *next(lengths)) if plan.group["adapt"] else None
-            self._move(plan.group, plan.params, plan.u, plan.states, ratios)
+            params = [shards.local(p) for p in full]
+            grads = [shards.local(p.grad) for p in full]
+            states = [sharded.local_state(self.state[p], shards) for p in full]
+            u, measured = self._direction(group, params, grads, states)
+            for local, param in zip(states, full, strict=True):
+                sharded.store_state(local, self.state[param], param, shards)
+            updates.append(sharded.PendingUpdate(group, params, u, measured, states))
+            layers.append(full)
+        adapted = [update for update in updates if update.group["adapt"]]
+        layer_norms = iter(sharded.update_norms(adapted, shards))
+        trust_ratios: list[tuple[Tensor, Tensor]] = []
+        for update, full in zip(updates, layers, strict=True):
+            group = update.group
+            ratios = self._trust_ratio(group, *next(layer_norms)) if group["adapt"] else None
+            self._apply_update(group, update.params, update.u, update.states, ratios)
             if ratios is not None:
-                found += zip(whole, ratios.unbind(), strict=True)
-        return found
+                trust_ratios += zip(full, ratios.unbind(), strict=True)
+        return trust_ratios
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> Tensor | None:
-        """Move the parameters; the trust ratios in one tensor, or none without adaptation."""
+        """Update the parameters; return the trust ratios in one tensor, or None without `adapt`."""
         states = [self.state[param] for param in params]
-        u, measured = self._direct(group, params, grads, states)
-        ratios = self._ratio(group, norms(params), norms(measured)) if group["adapt"] else None
-        self._move(group, params, u, states, ratios)
+        u, measured = self._direction(group, params, grads, states)
+        adapt = group["adapt"]
+        ratios = self._trust_ratio(group, norms(params), norms(measured)) if adapt else None
+        self._apply_update(group, params, u, states, ratios)
         return ratios
 
     @abstractmethod
-    def _direct(
+    def _direction(
         self, group: Group, params: list[Tensor], grads: list[Tensor], states: list[State]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Where to move, and whose length counts beside that of the parameters."""
+        """The directions u, and the tensors whose norms the trust ratios depend on."""
 
     @abstractmethod
-    def _ratio(self, group: Group, weight: Tensor, length: Tensor) -> Tensor:
-        """The trust ratios, from the lengths of parameters and of what `_direct` named."""
+    def _trust_ratio(self, group: Group, weight_norm: Tensor, norm: Tensor) -> Tensor:
+        """The trust ratios, from the norms of the parameters and of the second result of
+        `_direction`."""
 
     @abstractmethod
-    def _move(
+    def _apply_update(
         self,
         group: Group,
         params: list[Tensor],
@@ -119,42 +124,43 @@ class Layerwise(torch.optim.Optimizer, ABC):
         states: list[State],
         ratios: Tensor | None,
     ) -> None:
-        """Move the parameters."""
+        """Update the parameters in place."""
 
     @abstractmethod
     def _update_natively(
         self, group: Group, params: list[Tensor], grads: list[Tensor]
     ) -> Tensor | None:
-        """The same in the kernel."""
+        """The same as `_update`, in the native kernel."""
 
     @property
     def _is_native(self) -> bool:
-        """Whether the kernel knows this optimizer."""
+        """Whether the native kernel implements this optimizer."""
         return True
 
-    def _batches(self, params: Iterable[Tensor]) -> list[tuple[list[Tensor], bool]]:
-        """Those that have a gradient, alike in device and type, and whether they are the kernel's.
+    def _chunks(self, params: Iterable[Tensor]) -> list[tuple[list[Tensor], bool]]:
+        """The parameters with a gradient, in chunks of one device and dtype, and whether the native
+        kernel updates them.
 
-        The kernel takes all at once, torch about CHUNK elements at a time.
+        The kernel takes all its parameters in one chunk, torch about CHUNK elements at a time.
         """
         full: list[tuple[list[Tensor], bool]] = []
         filling: dict[tuple[bool, object, object], list[Tensor]] = defaultdict(list)
-        knows = self._is_native
+        is_native = self._is_native
         for param in params:
             if param.grad is None:
                 continue
             if hasattr(param, "placements"):
                 raise ValueError(
-                    f"{type(self).__name__}: the parameters are sharded, and a part's length is "
-                    "not its layer's; set the optimizer's `shards` (dat.comm.ShardedExchange has "
-                    "them)"
+                    f"{type(self).__name__}: the parameters are sharded, and the norm of a shard "
+                    "is not that of its layer; set the optimizer's `shards` "
+                    "(dat.distributed.ShardedExchange has them)"
                 )
             if param.grad.layout != torch.strided:
                 raise ValueError(
                     f"{type(self).__name__} needs dense gradients, got {param.grad.layout}: "
                     "an embedding with sparse=True?"
                 )
-            kind = (knows and kernel.takes(param), param.device, param.dtype)
+            kind = (is_native and kernel.supports(param), param.device, param.dtype)
             filling[kind].append(param)
             if not kind[0] and sum(p.numel() for p in filling[kind]) >= CHUNK:
                 full.append((filling.pop(kind), False))
@@ -162,7 +168,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
 
 
 class LALR(Layerwise):
-    """Eq. (3) over a base direction. Options of a group: lr, weight_decay, adapt, c_l, c_u."""
+    """Eq. (3) over a base direction. Parameter groups have lr, weight_decay, adapt, c_l, c_u."""
 
     def __init__(
         self,
@@ -184,23 +190,23 @@ class LALR(Layerwise):
         self.direction = direction
 
     def __getstate__(self) -> dict[str, Any]:
-        # torch pickles and copies only what it knows of
+        # torch's __getstate__ covers its own attributes only
         return super().__getstate__() | {"direction": self.direction}
 
-    def _direct(
+    def _direction(
         self, group: Group, params: list[Tensor], grads: list[Tensor], states: list[State]
     ) -> tuple[list[Tensor], list[Tensor]]:
         u = self.direction(params, grads, states, group["weight_decay"])
         return u, u
 
-    def _ratio(self, group: Group, weight: Tensor, length: Tensor) -> Tensor:
-        # Taken literally, tau(0) = 0 freezes for ever what starts at zero (BN shifts, biases), and
-        # u = 0 is 0/0. Ratio 1 in both cases, as in the paper's code; with c_l > 0 a layer at zero
-        # has tau = c_l and needs no exception.
-        tau = weight.clamp(group["c_l"], group["c_u"])
-        return torch.where((tau > 0) & (length > 0), tau / length, 1.0)
+    def _trust_ratio(self, group: Group, weight_norm: Tensor, norm: Tensor) -> Tensor:
+        # Taken literally, tau(0) = 0 would freeze layers that start at zero (BN shifts, biases),
+        # and u = 0 would be 0/0. The ratio is 1 in both cases, as in the paper's code; with c_l > 0
+        # a layer at zero has tau = c_l and needs no exception.
+        tau = weight_norm.clamp(group["c_l"], group["c_u"])
+        return torch.where((tau > 0) & (norm > 0), tau / norm, 1.0)
 
-    def _move(
+    def _apply_update(
         self,
         group: Group,
         params: list[Tensor],

@@ -1,25 +1,27 @@
-"""LAMB (You et al. 2019, arXiv 1904.00962): LALR over Adam, the paper's own oracle (Algorithm A2).
+"""LAMB (You et al. 2019, arXiv 1904.00962): LALR over Adam, the paper's optimizer (Algorithm A2).
 
-Its versions differ, so they have names: `paper` is Algorithm A2, `official` is the LAMB of the
-paper's repository (github.com/dat-2022/dat, after cybertronai/pytorch-lamb), `modern` leaves biases
-and BN alone, as timm does.
+There are three presets: `paper` is Algorithm A2, `official` is the LAMB of the paper's repository
+(github.com/dat-2022/dat, after cybertronai/pytorch-lamb), `modern` neither decays nor adapts biases
+and BN, as in timm.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import nn
-
-from dat.fields import SettingError, setting
-from dat.optim.base import OuterOracle, parameter_groups
+from dat.core.settings import SettingError, setting
+from dat.optim.base import OptimizerSettings, parameter_groups
 from dat.optim.directions import AdamDirection
-from dat.optim.lalr import LALR
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dat.optim.lalr import LALR
 
 
 class Preset(NamedTuple):
-    """What a preset says about the fields that are left at none."""
+    """The values of the fields that are left at none."""
 
     debias: bool
     decay_1d: bool
@@ -34,29 +36,29 @@ PRESETS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class LAMB(OuterOracle):
-    """A preset, and fields that override it where they are not none.
+class LAMB(OptimizerSettings):
+    """A preset, and fields that override it unless they are none.
 
-    The weight decay is part of u, so it is inside the trust ratio (A2 shows none; set it to 0 for
-    A2 to the letter).
+    The weight decay is part of u, so it affects the trust ratio (A2 has none; set it to 0 for the
+    exact algorithm).
     """
 
     preset: str = setting(
         "paper",
-        "paper: Algorithm A2; official: the authors' code, not debiased; "
+        "paper: Algorithm A2; official: the authors' code, without debiasing; "
         "modern: biases and BN neither decayed nor adapted",
         choices=tuple(PRESETS),
     )
-    betas: tuple[float, float] = setting((0.9, 0.999), "decay of the two moments", ge=0, lt=1)
-    zeta: float = setting(1e-6, "added to sqrt(v)", gt=0)
+    betas: tuple[float, float] = setting((0.9, 0.999), "decay rates of the moments", ge=0, lt=1)
+    zeta: float = setting(1e-6, "term added to sqrt(v) for stability", gt=0)
     c_l: float = setting(0.0, "lower bound of the scaling tau(||theta||)", ge=0)
     c_u: float = setting(10.0, "upper bound of the scaling tau(||theta||)", gt=0, finite=False)
-    debias: bool | None = setting(None, "debias the moments; none is as the preset says")
+    debias: bool | None = setting(None, "debias the moments; none: according to the preset")
     decay_1d: bool | None = setting(
-        None, "decay biases and BN scales and shifts; none is as the preset says"
+        None, "apply weight decay to biases and BN parameters; none: according to the preset"
     )
     adapt_1d: bool | None = setting(
-        None, "adapt the rate of biases and BN scales and shifts; none is as the preset says"
+        None, "adapt the learning rate of biases and BN parameters; none: according to the preset"
     )
 
     def __post_init__(self) -> None:
@@ -65,6 +67,8 @@ class LAMB(OuterOracle):
             raise SettingError(f"c_l = {self.c_l:g} is above c_u = {self.c_u:g}")
 
     def __call__(self, model: nn.Module, *, batch: int = 256) -> LALR:
+        from dat.optim.lalr import LALR
+
         preset = PRESETS[self.preset]
         groups = parameter_groups(
             model,
@@ -75,4 +79,4 @@ class LAMB(OuterOracle):
         )
         debias = preset.debias if self.debias is None else self.debias
         direction = AdamDirection(self.betas, self.zeta, debias)
-        return LALR(groups, direction, lr=self.lr, c_l=self.c_l, c_u=self.c_u)
+        return self.finish(LALR(groups, direction, lr=self.lr, c_l=self.c_l, c_u=self.c_u))

@@ -1,7 +1,8 @@
-"""Learning-rate schedules: how far the run is -> a factor in [0, 1] on the peak rate.
+"""Learning-rate schedules: functions from the progress of a run to a factor in [0, 1] on the peak
+rate.
 
-Progress is `epoch` = finished epochs + finished steps / steps per epoch, out of `epochs`, those of
-the warm-up among them. A schedule has no state, so a resumed run needs none.
+Progress is `epoch` = finished epochs + finished steps / steps per epoch, out of `epochs`, which
+include the warm-up. Schedules are stateless, so nothing has to be saved for a resumed run.
 """
 
 from __future__ import annotations
@@ -10,31 +11,30 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import torch
-
-from dat.fields import SettingError, Settings, setting
+from dat.core.lazy import torch
+from dat.core.settings import SettingError, Settings, setting
 
 PAPER_MILESTONES = {30: (20, 25, 28), 100: (75, 90, 95)}
-"""By epochs: ImageNet ('Training details') and CIFAR-10 (the paper's code)."""
+"""For 30 epochs, ImageNet ('Training details'); for 100 epochs, CIFAR-10 (the paper's code)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Settings, ABC):
-    """A linear warm-up to the peak, then the shape of the subclass."""
+    """A linear warm-up to the peak, followed by the shape of the subclass."""
 
-    warmup: float = setting(0.0, "warm-up epochs, of the run's epochs", ge=0)
+    warmup: float = setting(0.0, "warm-up epochs, counted as part of the run", ge=0)
     warmup_by: str = setting(
         "epoch",
         "epoch: warm-up epoch k of W has k/W of the rate (the paper); "
-        "step: it rises at every step, from 0 at the very first",
+        "step: the rate rises with every step, from 0",
         choices=("epoch", "step"),
     )
 
     def __call__(self, epoch: float, epochs: int) -> float:
-        """The factor on the peak rate for the step that comes next."""
+        """The factor on the peak rate for the next step."""
         if epoch < self.warmup:
-            risen = math.floor(epoch) + 1 if self.warmup_by == "epoch" else epoch
-            return min(risen / self.warmup, 1.0)
+            progress = math.floor(epoch) + 1 if self.warmup_by == "epoch" else epoch
+            return min(progress / self.warmup, 1.0)
         return self.shape(epoch, epochs)
 
     @abstractmethod
@@ -42,25 +42,25 @@ class Schedule(Settings, ABC):
         """The factor after the warm-up."""
 
     def progress(self, epoch: float, epochs: int) -> float:
-        """The part of the run after the warm-up that is over."""
+        """The finished share of the run after the warm-up."""
         length = epochs - self.warmup
         return min((epoch - self.warmup) / length, 1.0) if length > 0 else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piecewise(Schedule):
-    """Times `factor` at each milestone, counted from the start of the run.
+    """Multiplies the rate by `factor` at each milestone, counted from the start of the run.
 
-    The paper warms up before its 30 epochs: that is 35 epochs, warmup 5, milestones 25, 30, 33.
+    The paper adds the warm-up to its 30 epochs: that is 35 epochs, warmup 5, milestones 25, 30, 33.
     """
 
     milestones: tuple[int, ...] = setting(
         (),
-        "epochs at which the rate drops; empty is the paper's: 20, 25, 28 of 30 and 75, 90, 95 of "
-        "100, else 75, 90, 95 %",
+        "epochs at which the rate drops; empty: the paper's, 20, 25, 28 of 30 and 75, 90, 95 of "
+        "100 epochs, otherwise 75, 90, 95 %",
         ge=1,
     )
-    factor: float = setting(0.1, "what the rate is multiplied by at a milestone", gt=0, le=1)
+    factor: float = setting(0.1, "factor on the rate at each milestone", gt=0, le=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,31 +74,31 @@ class Piecewise(Schedule):
         return self.factor**passed
 
     def _milestones(self, epochs: int) -> tuple[float, ...]:
-        # whole numbers over 100, so that 90 % of 70 epochs is 63 and not the next float
+        # multiply before dividing, so that 90 % of 70 epochs is exactly 63
         by_percent = tuple(epochs * percent / 100 for percent in (75, 90, 95))
         return self.milestones or PAPER_MILESTONES.get(epochs, by_percent)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Schedule):
-    """Half a cosine from the peak to `final` (Loshchilov and Hutter 2017, without restarts)."""
+    """Cosine annealing from the peak to `final` (Loshchilov and Hutter 2017, no restarts)."""
 
     final: float = setting(0.0, "factor at the end", ge=0, le=1)
 
     def shape(self, epoch: float, epochs: int) -> float:
-        fall = (1 + math.cos(math.pi * self.progress(epoch, epochs))) / 2
-        return self.final + (1 - self.final) * fall
+        cosine = (1 + math.cos(math.pi * self.progress(epoch, epochs))) / 2
+        return self.final + (1 - self.final) * cosine
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cyclic(Schedule):
-    """One triangle, 0 to the peak to 0, as in Fast AT (Wong et al. 2020, arXiv 2001.03994)."""
+    """A triangle from 0 to the peak to 0, as in Fast AT (Wong et al. 2020, arXiv 2001.03994)."""
 
-    peak_at: float = setting(0.5, "part of the run at which the rate peaks", gt=0, lt=1)
+    peak_at: float = setting(0.5, "share of the run after which the rate peaks", gt=0, lt=1)
 
     def shape(self, epoch: float, epochs: int) -> float:
-        done = self.progress(epoch, epochs)
-        return min(done / self.peak_at, (1 - done) / (1 - self.peak_at))
+        progress = self.progress(epoch, epochs)
+        return min(progress / self.peak_at, (1 - progress) / (1 - self.peak_at))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +110,6 @@ class Constant(Schedule):
 
 
 def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Give each group `factor` times its peak rate."""
+    """Set the learning rate of each group to `factor` times its peak."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor

@@ -1,17 +1,32 @@
-"""What people look at: progress while it runs, tables when it is done."""
+"""Output for people: progress during a run, tables and plots of results, the report page."""
 
-from dat.report.evaluations import (
-    show_certified,
-    show_labelled,
-    show_measured,
-    show_sweep,
-    warn,
-)
-from dat.report.plots import Chart, bar_chart, check_picture, line_charts
-from dat.report.profiles import show_profile
-from dat.report.progress import Progress, counting, gauge
-from dat.report.sets import bytes_bar, image_grid, save_picture, show_data, show_parts
-from dat.report.tables import print_json, print_table, runs_table
+from typing import TYPE_CHECKING
+
+from dat.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from dat.report.evaluations import (
+        show_certified,
+        show_labelled,
+        show_measured,
+        show_sweep,
+        warn,
+    )
+    from dat.report.plots import Chart, bar_chart, check_picture, line_charts
+    from dat.report.profiles import show_profile
+    from dat.report.progress import Progress, counting, gauge
+    from dat.report.sets import bytes_bar, image_grid, save_picture, show_data, show_parts
+    from dat.report.tables import print_json, print_table, runs_table
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        evaluations="show_certified show_labelled show_measured show_sweep warn",
+        plots="Chart bar_chart check_picture line_charts",
+        profiles="show_profile",
+        progress="Progress counting gauge",
+        sets="bytes_bar image_grid save_picture show_data show_parts",
+        tables="print_json print_table runs_table",
+    )
 
 __all__ = [
     "Chart",

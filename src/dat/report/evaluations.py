@@ -1,100 +1,105 @@
-"""Evaluations and sweeps as tables and pictures."""
+"""Evaluations and sweeps as tables and plots."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dat.evaluation import Curve
 from dat.report.plots import Chart, line_charts
 from dat.report.tables import print_json, print_table
 
+if TYPE_CHECKING:
+    from dat.evaluation import Curve
+
 NOTE = (
-    "RA (%): right on the clean image and after the attack; {images} test images, {threat}. "
+    "RA (%): correct on the clean image and after the attack; {images} test images, {threat}. "
     "Network under attack: {network}."
 )
 DETAIL = (
-    "Fell: images that this attack broke and none before it. Left: what still stands, in % of all. "
-    "Passes: samples through the network, forward and backward. s: added up over the workers."
+    "Broken: images broken by this attack and by none before it. RA: images that are still robust. "
+    "Passes: samples in forward and backward passes. s: summed over the workers."
 )
 
 
 def warn(warnings: Sequence[str]) -> None:
-    """What makes a result doubtful, on standard error."""
+    """Print warnings about a result to standard error."""
     for text in warnings:
         print(f"warning: {text}", file=sys.stderr)
 
 
-def show_measured(found: dict[str, Any], *, as_json: bool) -> None:
-    """One evaluation: RA under each suite, and who fell to what where a suite has several."""
-    warn(found["warnings"])
+def show_measured(report: dict[str, Any], *, as_json: bool) -> None:
+    """One evaluation: RA under each suite, and for suites of several attacks what each broke."""
+    warn(report["warnings"])
     if as_json:
-        print_json(found)
+        print_json(report)
         return
-    names = [name for name in found["suites"] if name != "clean"]
-    row = [found["run"], found["weights"], f"{found['ta']:.2f}"]
-    row += [f"{found['suites'][name]['ra']:.2f}" for name in names]
-    threat = found["attack"].rpartition(", ")[2]
-    note = NOTE.format(images=found["images"], threat=threat, network=found["network"])
+    names = [name for name in report["suites"] if name != "clean"]
+    row = [report["run"], report["weights"], f"{report['ta']:.2f}"]
+    row += [f"{report['suites'][name]['ra']:.2f}" for name in names]
+    threat = report["attack"].rpartition(", ")[2]
+    note = NOTE.format(images=report["images"], threat=threat, network=report["network"])
     print_table(["Run", "Weights", "TA (%)", *(f"{name} (%)" for name in names)], [row], note=note)
     for name in names:
-        _show_suite(name, found)
+        _show_suite(name, report)
 
 
-def _show_suite(name: str, found: dict[str, Any]) -> None:
-    fell, costs = found["suites"][name]["fell"], found["suites"][name]["costs"]
+def _show_suite(name: str, report: dict[str, Any]) -> None:
+    fell, costs = report["suites"][name]["fell"], report["suites"][name]["costs"]
     if len(fell) < 2:
         return
-    left, rows = found["ta"], [["clean", "", f"{found['ta']:.2f}", "", "", ""]]
+    left, rows = report["ta"], [["clean", "", f"{report['ta']:.2f}", "", "", ""]]
     for attack, count in fell.items():
-        left -= 100 * count / found["images"]
+        left -= 100 * count / report["images"]
         cost = costs[attack]
         passes = [f"{cost[key]:,}" for key in ("forwards", "backwards")]
         rows.append([attack, str(count), f"{left:.2f}", *passes, f"{cost['seconds']:.1f}"])
     print()
-    headers = [name, "Fell", "Left (%)", "Forward passes", "Backward passes", "s"]
+    headers = [name, "Broken", "RA (%)", "Forward passes", "Backward passes", "s"]
     print_table(headers, rows, note=DETAIL)
 
 
-def show_certified(found: dict[str, Any], *, as_json: bool, plot: Path | None) -> None:
+def show_certified(report: dict[str, Any], *, as_json: bool, plot: Path | None) -> None:
     """Certified accuracy over the radius."""
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
         rows = [
             [f"{row['radius']:.4g}", f"{row['ca']:.2f}", f"{row['samples']:,.0f}"]
-            for row in found["ca"]
+            for row in report["ca"]
         ]
-        print_table(["r (l2)", "CA (%)", "Samples an image"], rows, note=_certified_note(found))
+        print_table(["r (l2)", "CA (%)", "Samples per image"], rows, note=_certified_note(report))
     if plot:
-        points = [row["radius"] for row in found["ca"]], [row["ca"] for row in found["ca"]]
-        axis = f"CA (%), sigma {found['sigma']:g}"
-        line_charts(plot, [Chart({found["run"]: points}, x_axis="l2 radius", y_axis=axis)])
+        points = [row["radius"] for row in report["ca"]], [row["ca"] for row in report["ca"]]
+        axis = f"CA (%), sigma {report['sigma']:g}"
+        line_charts(plot, [Chart({report["run"]: points}, x_axis="l2 radius", y_axis=axis)])
 
 
-def show_labelled(found: dict[str, Any], *, as_json: bool) -> None:
-    """How many pseudo-labels of each class, and how sure they are."""
+def show_labelled(report: dict[str, Any], *, as_json: bool) -> None:
+    """The number of pseudo-labels per class, and their confidence."""
     if as_json:
-        print_json(found)
+        print_json(report)
         return
-    rows = [[str(number), str(count)] for number, count in enumerate(found["classes"])]
-    sure = ", ".join(f"{count} at {least} or more" for least, count in found["at_least"].items())
-    note = f"{found['images']} labels in {found['file']}. Confidence {found['confidence']:.3f} on "
-    print_table(["Class", "Images"], rows, note=f"{note}average; {sure}.")
+    rows = [[str(number), str(count)] for number, count in enumerate(report["classes"])]
+    confident = ", ".join(
+        f"{count} at {least} or more" for least, count in report["at_least"].items()
+    )
+    note = f"{report['images']} labels in {report['file']}. Average confidence "
+    note += f"{report['confidence']:.3f}; {confident}."
+    print_table(["Class", "Images"], rows, note=note)
 
 
-def _certified_note(found: dict[str, Any]) -> str:
-    at_least = "" if found["mode"] == "fixed" else "at least "
+def _certified_note(report: dict[str, Any]) -> str:
+    at_least = "" if report["mode"] == "fixed" else "at least "
     return (
-        f"CA: right, and provably the same within r; {found['images']} test images of "
-        f"{found['run']}, sigma {found['sigma']:g}, chance of a false claim {found['alpha']:g} an "
-        f"image. {found['mode'].capitalize()} sampling: {found['samples_per_image']:,.0f} samples "
-        f"an image of at most {found['n']:,}, {found['samples_per_second']:,.0f} a second and "
-        f"worker in batches of {found['batch']}; {found['seconds']:.1f} s. "
-        f"Average certified radius (ACR) {at_least}{found['acr']:.3f}; {found['abstained']} "
-        f"abstained."
+        f"CA: correct, and certified within r; {report['images']} test images of {report['run']}, "
+        f"sigma {report['sigma']:g}, each certificate false with probability at most "
+        f"{report['alpha']:g}. {report['mode'].capitalize()} sampling: "
+        f"{report['samples_per_image']:,.0f} samples per image of at most {report['n']:,}, "
+        f"{report['samples_per_second']:,.0f} per second and worker in batches of "
+        f"{report['batch']}; {report['seconds']:.1f} s. Average certified radius (ACR) "
+        f"{at_least}{report['acr']:.3f}; {report['abstained']} abstained."
     )
 
 
@@ -106,37 +111,36 @@ def show_sweep(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """A table for each thing swept over, a column a run; and one picture."""
+    """One table per swept quantity with one column per run, and one plot."""
     warn(warnings)
-    kinds = list(dict.fromkeys(curve.over for found in curves.values() for curve in found))
-    by_kind = {
-        kind: {run: curve for run, found in curves.items() for curve in found if curve.over == kind}
-        for kind in kinds
-    }
+    pairs = [(run, curve) for run, run_curves in curves.items() for curve in run_curves]
+    by_quantity: dict[str, dict[str, Curve]] = {}
+    for run, curve in pairs:
+        by_quantity.setdefault(curve.over, {})[run] = curve
     if as_json:
-        plain = [{"run": run, **c._asdict()} for run, found in curves.items() for c in found]
-        print_json({"attack": attack, "curves": plain, "warnings": list(warnings)})
+        dumped = [{"run": run, **curve._asdict()} for run, curve in pairs]
+        print_json({"attack": attack, "curves": dumped, "warnings": list(warnings)})
     else:
-        for number, (kind, found) in enumerate(by_kind.items()):
+        for number, (quantity, by_run) in enumerate(by_quantity.items()):
             if number:
                 print()
-            values = next(iter(found.values())).values
+            values = next(iter(by_run.values())).values
             rows = [
-                [f"{value:.4g}", *(f"{curve.ra[place]:.2f}" for curve in found.values())]
-                for place, value in enumerate(values)
+                [f"{value:.4g}", *(f"{curve.ra[index]:.2f}" for curve in by_run.values())]
+                for index, value in enumerate(values)
             ]
-            headers = [kind, *(f"{run} (%)" for run in found)]
-            print_table(headers, rows, note=f"RA under {attack} over {kind}.")
+            headers = [quantity, *(f"{run} (%)" for run in by_run)]
+            print_table(headers, rows, note=f"RA under {attack} over {quantity}.")
     if plot:
         line_charts(
             plot,
             [
                 Chart(
-                    {run: (curve.values, curve.ra) for run, curve in found.items()},
-                    x_axis=kind,
+                    {run: (curve.values, curve.ra) for run, curve in by_run.items()},
+                    x_axis=quantity,
                     y_axis=f"RA (%), {attack}",
-                    logarithmic=kind == "steps",
+                    logarithmic=quantity == "steps",
                 )
-                for kind, found in by_kind.items()
+                for quantity, by_run in by_quantity.items()
             ],
         )

@@ -1,4 +1,4 @@
-"""Pictures of measurements."""
+"""Plots of results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Chart(NamedTuple):
     logarithmic: bool = False
     from_zero: bool = True
     spreads: Mapping[str, Sequence[float]] = {}
-    """Half-widths of the intervals around the points of some lines."""
+    """Half-widths of the error bars, for some of the lines."""
     both_logarithmic: bool = False
 
 
 class Stack(NamedTuple):
-    """Bars of parts that add up."""
+    """Stacked bars."""
 
     x: Sequence[float]
     parts: Mapping[str, Sequence[float]]
@@ -41,7 +41,7 @@ class Heat(NamedTuple):
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a file that no picture can be written to, before the work begins."""
+    """Raise if a plot cannot be written to this file, before any work is done."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"{path}: a plot is written to a file that ends in {', '.join(FORMATS)}")
     if not path.parent.is_dir():
@@ -58,10 +58,9 @@ def bar_chart(
     spread: Sequence[tuple[float, float]] = (),
     limits: Sequence[float] = (),
 ) -> None:
-    """Horizontal bars, one group a label, with the value at each bar's end.
+    """Horizontal bars, one group per label, with the value at the end of each bar.
 
-    With one series, `spread` is from where to where the values of each lie, and `limits` what each
-    could have been at best.
+    With one series, `spread` gives the range of each value, and `limits` the best possible values.
     """
     import matplotlib
 
@@ -72,15 +71,14 @@ def bar_chart(
     figure, axes = plt.subplots(figsize=(8, 1.2 + 0.3 * len(labels) * len(series)))
     for number, (name, values) in enumerate(series.items()):
         shift = (number - (len(series) - 1) / 2) * height
-        bars = axes.barh(
-            [place + shift for place in range(len(labels))], values, height, label=name
-        )
+        bars = axes.barh([y + shift for y in range(len(labels))], values, height, label=name)
         axes.bar_label(bars, fmt="%.3g", padding=3)
-    places = range(len(labels))
+    positions = range(len(labels))
     if spread:
-        axes.hlines(places, *zip(*spread, strict=True), color="black", linewidth=1)
+        axes.hlines(positions, *zip(*spread, strict=True), color="black", linewidth=1)
     if limits:
-        axes.vlines(limits, *zip(*((p - 0.4, p + 0.4) for p in places), strict=True), color="gray")
+        ends = zip(*((y - 0.4, y + 0.4) for y in positions), strict=True)
+        axes.vlines(limits, *ends, color="gray")
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set_xlabel(axis)
@@ -95,7 +93,7 @@ def bar_chart(
 
 
 def stacked_bars(path: Path, stack: Stack) -> None:
-    """One bar a value of x."""
+    """One bar per value of x."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -116,7 +114,7 @@ def stacked_bars(path: Path, stack: Stack) -> None:
 
 
 def heat_map(path: Path, heat: Heat) -> None:
-    """A row a name, on a logarithmic scale."""
+    """One row per name, on a logarithmic scale."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -127,8 +125,8 @@ def heat_map(path: Path, heat: Heat) -> None:
     values = [[max(value, 1e-30) for value in row] for row in heat.rows.values()]
     image = axes.imshow(values, aspect="auto", norm=LogNorm(), cmap="Blues")
     axes.set_yticks(range(len(heat.rows)), list(heat.rows), fontsize=7)
-    places = sorted({0, len(heat.columns) // 2, len(heat.columns) - 1})
-    axes.set_xticks(places, [f"{heat.columns[place]:g}" for place in places])
+    ticks = sorted({0, len(heat.columns) // 2, len(heat.columns) - 1})
+    axes.set_xticks(ticks, [f"{heat.columns[tick]:g}" for tick in ticks])
     axes.set_xlabel(heat.x_axis)
     figure.colorbar(image, label=heat.meaning)
     figure.tight_layout()
@@ -137,7 +135,7 @@ def heat_map(path: Path, heat: Heat) -> None:
 
 
 def line_charts(path: Path, charts: Sequence[Chart], *, title: str = "") -> None:
-    """Charts side by side, each with a line a name."""
+    """Charts side by side, each with one line per name."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -154,12 +152,12 @@ def line_charts(path: Path, charts: Sequence[Chart], *, title: str = "") -> None
         axes.set_ylabel(chart.y_axis)
         if chart.from_zero:
             axes.set_ylim(bottom=0)
-        if chart.y_axis.endswith("(%)"):  # an interval may reach further, what it is of cannot
+        if chart.y_axis.endswith("(%)"):  # error bars may exceed the range, values cannot
             low, high = axes.get_ylim()
             axes.set_ylim(max(low, -2), min(high, 102))
         if chart.logarithmic or chart.both_logarithmic:
             axes.set_xscale("log")
-        elif all(float(it).is_integer() for x, _ in chart.lines.values() for it in x):
+        elif all(float(x).is_integer() for xs, _ in chart.lines.values() for x in xs):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # no epoch 1.25
         if chart.both_logarithmic:
             axes.set_yscale("log")

@@ -1,4 +1,4 @@
-"""Where the time and the memory of a step go, as a table."""
+"""A step profile as a table: time and memory by stage."""
 
 from __future__ import annotations
 
@@ -13,51 +13,53 @@ NAMES = {
     "attack": "attack: start, step, projection",
     "update/forward": "update: forward",
     "update/backward": "update: backward",
-    "exchange": "exchange, as far as it is waited for",
+    "exchange": "exchange, waiting only",
     "optimizer": "optimizer",
     "rest": "rest",
 }
 
 
-def show_profile(found: dict[str, Any], *, as_json: bool) -> None:
+def show_profile(profile: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(profile)
         return
     rows = [
         [
-            NAMES[it["stage"]],
-            f"{1e3 * it['seconds']:.2f}",
-            f"{100 * it['share']:.1f}",
-            f"{1e6 * it['seconds_per_image']:.1f}",
-            _mebi(it["peak_bytes"]),
-            _mebi(it["grown_bytes"]),
+            NAMES[stage["stage"]],
+            f"{1e3 * stage['seconds']:.2f}",
+            f"{100 * stage['share']:.1f}",
+            f"{1e6 * stage['seconds_per_image']:.1f}",
+            _mebi(stage["peak_bytes"]),
+            _mebi(stage["grown_bytes"]),
         ]
-        for it in found["stages"]
+        for stage in profile["stages"]
     ]
-    whole = 1e6 * found["seconds"] / found["batch"]
-    total = f"{1e3 * found['seconds']:.2f}"
-    memory = [_mebi(found["peak_bytes"]), _mebi(found["grown_bytes"])]
-    rows.append(["a step", total, "100.0", f"{whole:.1f}", *memory])
+    microseconds = 1e6 * profile["seconds"] / profile["batch"]
+    total = f"{1e3 * profile['seconds']:.2f}"
+    memory = [_mebi(profile["peak_bytes"]), _mebi(profile["grown_bytes"])]
+    rows.append(["a step", total, "100.0", f"{microseconds:.1f}", *memory])
     headers = ["", "ms", "%", "us/image", "Peak (MiB)", "Growth (MiB)"]
-    print_table(headers, rows, note=_note(found))
+    print_table(headers, rows, note=_note(profile))
 
 
-def _note(found: dict[str, Any]) -> str:
-    low, middle, high = (1e3 * it for it in found["seconds_quartiles"])
-    exchange = found["exchange"]
+def _note(profile: dict[str, Any]) -> str:
+    low, middle, high = (1e3 * seconds for seconds in profile["seconds_quartiles"])
+    exchange = profile["exchange"]
     lines = [
-        f"{found['recipe']}: {_count(found['workers'], 'worker')}, {found['device']}, "
-        f"{_count(found['threads'], 'thread')} each, batch {found['batch']}: "
-        f"{found['images_per_second']:,.1f} images/s.",
-        f"Means over {_count(found['steps'], 'step')} and all workers; the median step took "
+        f"{profile['recipe']}: {_count(profile['workers'], 'worker')}, {profile['device']}, "
+        f"{_count(profile['threads'], 'thread')} each, batch {profile['batch']}: "
+        f"{profile['images_per_second']:,.1f} images/s.",
+        f"Means over {_count(profile['steps'], 'step')} and all workers; the median step took "
         f"{middle:.1f} ms, quartiles {low:.1f} and {high:.1f}.",
-        f"Exchange: {1e3 * exchange['busy_seconds']:.2f} ms under way beside the backward pass, "
-        f"{exchange['bytes'] / 2**20:.2f} MiB sent by a worker.",
-        "Peak: memory above that before the first step, while the stage lasts. Growth: what stayed",
-        "after it, over the first three steps. Both of the worker that has the most.",
+        f"Exchange: {1e3 * exchange['busy_seconds']:.2f} ms in total, including what overlaps with "
+        f"the backward pass; {exchange['bytes'] / 2**20:.2f} MiB sent per worker.",
+        "Peak: memory during the stage, relative to before the first step. Growth: memory kept",
+        "after it, over the first three steps. Both are the maximum over the workers.",
     ]
-    if found["trace"]:
-        lines.append(f"{found['trace']}: two more steps, for ui.perfetto.dev or chrome://tracing.")
+    if profile["trace"]:
+        lines.append(
+            f"{profile['trace']}: two more steps, for ui.perfetto.dev or chrome://tracing."
+        )
     return "\n".join(lines)
 
 

@@ -1,26 +1,28 @@
-"""What data sets look like."""
+"""Datasets as tables and images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 from rich.progress import Progress as Bar
-from torch import Tensor
 
 from dat.report.tables import print_table
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 SHOWN = 20
-"""Classes that get a line of their own."""
+"""Maximum number of classes listed one by one."""
 
 
 @contextmanager
 def bytes_bar(title: str, *, show: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar over a download: call what is given with the bytes that came and those there are."""
+    """A progress bar for a download; yields a callback that takes the bytes received and total."""
     console = Console(stderr=True, quiet=not show)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     speed = TransferSpeedColumn()
@@ -29,48 +31,48 @@ def bytes_bar(title: str, *, show: bool) -> Iterator[Callable[[int, int | None],
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def show_data(found: dict[str, Any]) -> None:
-    """A set, class by class."""
-    channels, height, width = found["shape"]
+def show_data(dataset: dict[str, Any]) -> None:
+    """A dataset, class by class."""
+    channels, height, width = dataset["shape"]
     print(
-        f"{found['name']}: {found['train']:,} training and {found['test']:,} test images of "
+        f"{dataset['name']}: {dataset['train']:,} training and {dataset['test']:,} test images of "
         f"{height} x {width} pixels, {channels} channel{'s' * (channels > 1)}, "
-        f"{found['classes']} classes ({found['stored']})"
+        f"{dataset['classes']} classes ({dataset['stored']})"
     )
-    print(f"mean {_row(found['mean'])}, standard deviation {_row(found['std'])}, by channel\n")
-    rows = [[it["class"], f"{it['train']:,}", f"{it['test']:,}"] for it in found["counts"]]
+    print(f"mean {_row(dataset['mean'])}, standard deviation {_row(dataset['std'])}, per channel\n")
+    rows = [[row["class"], f"{row['train']:,}", f"{row['test']:,}"] for row in dataset["counts"]]
     hidden = rows[SHOWN:]
     print_table(["Class", "Training", "Test"], rows[:SHOWN])
     if hidden:
-        print(f"... and {len(hidden)} classes more")
-    if found["parts"]:
-        print(f"\nparts of {', '.join(f'{size:,}' for size in found['parts'])} images")
-    for reason in found["broken"]:
+        print(f"... and {len(hidden)} more classes")
+    if dataset["parts"]:
+        print(f"\nparts of {', '.join(f'{size:,}' for size in dataset['parts'])} images")
+    for reason in dataset["broken"]:
         print(f"broken: {reason}")
-    if found["checked"] and not found["broken"]:
-        print("\nall of it can be read and is what it should be")
+    if dataset["checked"] and not dataset["broken"]:
+        print("\nno errors: everything can be read and matches its checksums")
 
 
 def _row(values: list[float]) -> str:
     return " ".join(f"{value:.3f}" for value in values)
 
 
-def show_parts(found: dict[str, Any]) -> None:
-    """What each part got."""
-    classes = len(found["parts"][0]["counts"])
+def show_parts(report: dict[str, Any]) -> None:
+    """The images in each partition."""
+    classes = len(report["parts"][0]["counts"])
     rows = []
-    for it in found["parts"]:
-        counts = it["counts"]
+    for partition in report["parts"]:
+        counts = partition["counts"]
         cells = [f"{count:,}" for count in counts] if classes <= SHOWN else []
         filled = str(sum(count > 0 for count in counts))
-        rows.append([it["folder"], f"{it['images']:,}", filled, *cells])
+        rows.append([partition["folder"], f"{partition['images']:,}", filled, *cells])
     headers = ["Part", "Images", "Classes", *(map(str, range(classes)) if classes <= SHOWN else ())]
     print_table(headers, rows)
-    print(f"\n{found['out']}: copy each part, and the folder test, to its node")
+    print(f"\n{report['out']}: copy each part, and the folder test, to its node")
 
 
 def save_picture(image: Tensor, file: Path) -> None:
-    """An image with pixels in [0, 1]; of other than one or three channels, their mean."""
+    """Save an image with pixels in [0, 1]; other than three channels are averaged."""
     from PIL import Image
 
     pixels = (image.clamp(0, 1) * 255).round().byte()
@@ -81,15 +83,15 @@ def save_picture(image: Tensor, file: Path) -> None:
 
 
 def image_grid(file: Path, rows: Mapping[str, Tensor]) -> None:
-    """Images in rows with names, as a picture."""
+    """A grid of images, in named rows."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    across = max(map(len, rows.values()))
+    columns = max(map(len, rows.values()))
     figure, axes = pyplot.subplots(
-        len(rows), across, figsize=(across * 0.8 + 1.2, len(rows) * 0.8), squeeze=False
+        len(rows), columns, figsize=(columns * 0.8 + 1.2, len(rows) * 0.8), squeeze=False
     )
     for line, (name, images) in zip(axes, rows.items(), strict=True):
         for axis in line:

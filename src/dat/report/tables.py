@@ -1,4 +1,4 @@
-"""Tables that line up, and the same as JSON."""
+"""Aligned tables, and JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN_COLUMNS = {
 LEGEND = (
     "TA: accuracy on clean test images. RA: under {attack}. "
     "C, T: seconds of communication and of training (C included) per epoch. "
-    "MB/it: megabytes that all workers together send in an iteration."
+    "MB/it: megabytes sent per iteration by all workers together."
 )
 
 
@@ -35,23 +35,23 @@ def print_json(value: object) -> None:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, note: str = "") -> None:
-    """Words to the left, numbers to the right."""
+    """Print a table: text left-aligned, numbers right-aligned."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 10_000  # a pipe has no edge to wrap at
+        console.width = 10_000  # do not wrap in a pipe
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, header in enumerate(headers):
         numeric = all(_is_number(row[number]) for row in rows)
         table.add_column(Text(header), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))  # plain: what users named may look like markup
+        table.add_row(*map(Text, row))  # users' names may look like markup
     console.print(table)
     if note:
         console.print(f"\n{note}", style="dim", markup=False)
 
 
 def runs_table(results: Sequence[dict[str, Any]]) -> None:
-    """Runs side by side, in the paper's form."""
+    """Compare runs in a table like those of the paper."""
     columns = dict(RUN_COLUMNS)
     if not any("aa" in result for result in results):
         del columns["aa"]

@@ -1,13 +1,13 @@
-"""Checkpoints: everything a run needs to go on as if nothing had happened.
+"""Checkpoints: everything a run needs to resume as if it had never been interrupted.
 
-RUN/checkpoints/00000120/state.safetensors       tensors that all workers have alike
-                         worker-1.safetensors    a worker's own: error feedback, free AT's images,
-                                                 carried perturbations; of a sharded run its parts
-                                                 of tensors, and in the header which rows they are
+RUN/checkpoints/00000120/state.safetensors       tensors that are the same on all workers
+                         worker-1.safetensors    a worker's own tensors: error feedback, the images
+                                                 of free AT, carried perturbations; in a sharded
+                                                 run its shards, with their rows in the header
                          manifest.json           everything else, and every file's size and checksum
 
-A checkpoint is written beside its place, onto the disk, and renamed: it is there whole, or it is
-not there. It is read without executing anything, and refused if a byte differs.
+A checkpoint is written to a temporary folder, synced to disk and renamed: either it exists
+completely, or not at all. Reading one executes no code and refuses a file with a single wrong byte.
 """
 
 from __future__ import annotations
@@ -27,108 +27,125 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from dat.comm import Part, part_of
-from dat.files import sync_folder, write_whole
-from dat.train.parted import Parted, described, find_parts
+from dat.core.files import atomic_write, sync_folder
+from dat.distributed import TensorShard, shard_of
+from dat.train.resharding import SavedShards, find_shards, shard_metadata
 
 FORMAT, SHARDED = 1, 2
-"""The second has parts of tensors in the workers' files."""
+"""Format numbers; the second has shards of tensors in the workers' files."""
 MANIFEST = "manifest.json"
 STATE = "state.safetensors"
-PATIENCE = 60.0
-"""Seconds that the first worker waits for the others' files."""
+TIMEOUT = 60.0
+"""Seconds that rank 0 waits for the other workers' files."""
 Tensors = dict[str, Tensor]
 
 
-class Refused(ValueError):
-    """Not a whole checkpoint."""
+class InvalidCheckpoint(ValueError):
+    """The checkpoint is damaged or incomplete, or does not fit the run."""
 
 
 def pack(value: Any, tensors: Tensors, name: str = "") -> Any:
-    """As JSON has it: tensors are put aside under their names, other keys than text are listed."""
+    """Convert to JSON types. Tensors are added to `tensors`; dicts with other keys than strings
+    become lists of items."""
     if isinstance(value, Tensor):
         tensors[name] = value
-        return {"$tensor" if part_of(value) is None else "$parts": name}
+        return {"$tensor" if shard_of(value) is None else "$parts": name}
     if isinstance(value, dict):
-        inner = {key: pack(it, tensors, f"{name}/{key}") for key, it in value.items()}
-        if all(isinstance(key, str) and not key.startswith("$") for key in inner):
-            return inner
-        return {"$items": [[key, it] for key, it in inner.items()]}
+        packed = {key: pack(item, tensors, f"{name}/{key}") for key, item in value.items()}
+        if all(isinstance(key, str) and not key.startswith("$") for key in packed):
+            return packed
+        return {"$items": [[key, item] for key, item in packed.items()]}
     if isinstance(value, list | tuple):
-        items = [pack(it, tensors, f"{name}/{number}") for number, it in enumerate(value)]
+        items = [pack(item, tensors, f"{name}/{number}") for number, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"{name}: a {type(value).__name__} cannot be kept in a checkpoint")
+    raise TypeError(f"{name}: a {type(value).__name__} cannot be saved in a checkpoint")
 
 
-def unpack(value: Any, tensors: Mapping[str, Tensor | Parted]) -> Any:
-    """What was packed."""
+def unpack(value: Any, tensors: Mapping[str, Tensor | SavedShards]) -> Any:
+    """The inverse of `pack`."""
     if isinstance(value, list):
-        return [unpack(it, tensors) for it in value]
+        return [unpack(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if "$tensor" in value or "$parts" in value:
         return tensors[value["$tensor" if "$tensor" in value else "$parts"]]
     if "$items" in value:
-        return {key: unpack(it, tensors) for key, it in value["$items"]}
+        return {key: unpack(item, tensors) for key, item in value["$items"]}
     if "$tuple" in value:
-        return tuple(unpack(it, tensors) for it in value["$tuple"])
-    return {key: unpack(it, tensors) for key, it in value.items()}
+        return tuple(unpack(item, tensors) for item in value["$tuple"])
+    return {key: unpack(item, tensors) for key, item in value.items()}
 
 
 def write(
-    root: Path, step: int, packed: Any, tensors: Tensors, owners: int, *, kind: int = FORMAT
+    root: Path,
+    step: int,
+    packed: Any,
+    tensors: Tensors,
+    owners: int,
+    *,
+    kind: int = FORMAT,
+    number: int = 0,
 ) -> Path:
-    """The first worker's part: what all have alike, the manifest, and the name, when the files of
-    those workers that have tensors of their own have come."""
-    place, beside = root / f"{step:08d}", _beside(root, step)
-    beside.mkdir(parents=True, exist_ok=True)
-    _put(beside / STATE, save(tensors))
-    _await(beside, owners)
+    """Write rank 0's share: the common tensors and, once the files of `owners` workers are there,
+    the manifest; then give the checkpoint its final name.
+
+    `number` counts the checkpoints of a run: the last step of an epoch may have two, and a faster
+    worker may already be writing the second."""
+    folder, partial_folder = root / f"{step:08d}", _partial_folder(root, step, number)
+    partial_folder.mkdir(parents=True, exist_ok=True)
+    _write_synced(partial_folder / STATE, save(tensors))
+    _wait_for_workers(partial_folder, owners)
     files = {}
-    for path in sorted(beside.glob("*.safetensors")):
+    for path in sorted(partial_folder.glob("*.safetensors")):
         files[path.name] = {"size": path.stat().st_size, "blake2b": _digest_file(path)}
     body = {"format": kind, "step": step, "files": files, "state": packed}
-    _put(beside / MANIFEST, json.dumps(body | {"blake2b": _signature(body)}).encode())
-    sync_folder(beside)
-    if place.exists():  # a step that is taken again, after a checkpoint that could not be read
-        shutil.rmtree(place)
-    beside.rename(place)
+    manifest = json.dumps(body | {"blake2b": _signature(body)})
+    _write_synced(partial_folder / MANIFEST, manifest.encode())
+    sync_folder(partial_folder)
+    if folder.exists():  # the step is repeated, after its checkpoint could not be read
+        shutil.rmtree(folder)
+    partial_folder.rename(folder)
     sync_folder(root)
-    return place
+    return folder
 
 
-def write_own(
-    root: Path, step: int, rank: int, tensors: Tensors, parts: Mapping[str, Part] | None = None
+def write_worker(
+    root: Path,
+    step: int,
+    rank: int,
+    tensors: Tensors,
+    shards: Mapping[str, TensorShard] | None = None,
+    *,
+    number: int = 0,
 ) -> None:
-    """A worker's own tensors, in the place where the first one gathers them; and which of them are
-    `parts` of what."""
-    beside = _beside(root, step)
-    beside.mkdir(parents=True, exist_ok=True)
-    write_whole(beside / f"worker-{rank}.safetensors", save(tensors, described(parts or {})))
+    """Write a worker's own tensors; `shards` says which rows the sharded ones are."""
+    folder = _partial_folder(root, step, number)
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write(folder / f"worker-{rank}.safetensors", save(tensors, shard_metadata(shards or {})))
 
 
-def _beside(root: Path, step: int) -> Path:
-    return root / f".{step:08d}.partial"
+def _partial_folder(root: Path, step: int, number: int) -> Path:
+    return root / f".{step:08d}-{number}.partial"
 
 
-def _await(beside: Path, owners: int) -> None:
+def _wait_for_workers(folder: Path, owners: int) -> None:
     start = time.monotonic()
-    while len(list(beside.glob("worker-*.safetensors"))) < owners:
-        if time.monotonic() - start > PATIENCE:
-            raise OSError(f"the other workers' files did not come within {PATIENCE:.0f} s")
+    while len(list(folder.glob("worker-*.safetensors"))) < owners:
+        if time.monotonic() - start > TIMEOUT:
+            raise OSError(f"the other workers wrote no files within {TIMEOUT:.0f} s")
         time.sleep(0.02)
 
 
-def copied(tensors: Tensors) -> Tensors:
-    """As they are now, on the CPU: training goes on while they are written."""
+def copy_to_cpu(tensors: Tensors) -> Tensors:
+    """Copies that stay unchanged while training continues."""
     return {
         name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()
     }
 
 
-def _put(path: Path, data: bytes) -> None:
+def _write_synced(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -140,7 +157,7 @@ def _digest(data: bytes) -> str:
 
 
 def _digest_file(path: Path) -> str:
-    """The same, without all of the file in memory."""
+    """The digest of a file, without reading all of it into memory."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()
 
@@ -150,9 +167,9 @@ def _signature(body: dict[str, Any]) -> str:
 
 
 def all_checkpoints(root: Path) -> list[Path]:
-    """From the last to the first, whole or not."""
-    found = [it for it in root.glob("*") if it.name.isdecimal()] if root.is_dir() else []
-    return sorted(found, key=lambda it: int(it.name), reverse=True)
+    """The folders of all checkpoints, latest first, valid or not."""
+    folders = [path for path in root.glob("*") if path.name.isdecimal()] if root.is_dir() else []
+    return sorted(folders, key=lambda folder: int(folder.name), reverse=True)
 
 
 def has_checkpoint(run: Path) -> bool:
@@ -160,72 +177,77 @@ def has_checkpoint(run: Path) -> bool:
     return bool(all_checkpoints(run / "checkpoints"))
 
 
-def read(place: Path) -> tuple[Any, Iterator[Path]]:
-    """What all workers have alike, and the workers' own files; verified to the last byte."""
-    manifest = _manifest(place)
-    for name, told in manifest["files"].items():
-        path = place / name
+def read(folder: Path) -> tuple[Any, Iterator[Path]]:
+    """The state common to all workers, and the workers' own files. Every file's checksum is
+    verified."""
+    manifest = _manifest(folder)
+    for name, written in manifest["files"].items():
+        path = folder / name
         if Path(name).name != name or not path.is_file():
-            raise Refused(f"{path}: missing")
-        if path.stat().st_size != told["size"] or _digest_file(path) != told["blake2b"]:
-            raise Refused(f"{path}: is not what was written (the checksum differs)")
-    own = [place / name for name in sorted(manifest["files"]) if name != STATE]
+            raise InvalidCheckpoint(f"{path}: missing")
+        if path.stat().st_size != written["size"] or _digest_file(path) != written["blake2b"]:
+            raise InvalidCheckpoint(f"{path}: damaged (the checksum differs)")
+    worker_files = [folder / name for name in sorted(manifest["files"]) if name != STATE]
     try:
         if STATE not in manifest["files"]:
             raise KeyError(STATE)
-        tensors = load((place / STATE).read_bytes())
-        parts = find_parts(own) if manifest["format"] == SHARDED else {}
-        state = unpack(manifest["state"], {**tensors, **parts})
+        tensors = load((folder / STATE).read_bytes())
+        shards = find_shards(worker_files) if manifest["format"] == SHARDED else {}
+        state = unpack(manifest["state"], {**tensors, **shards})
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise Refused(f"{place}: not a checkpoint ({error})") from None
-    return state, iter(own)
+        raise InvalidCheckpoint(f"{folder}: not a checkpoint ({error})") from None
+    return state, iter(worker_files)
 
 
-def read_own(path: Path) -> Tensors:
-    """A worker's own tensors, of a checkpoint that was verified."""
+def read_worker(path: Path) -> Tensors:
+    """A worker's own tensors, from a checkpoint that is verified already."""
     try:
         return load(path.read_bytes())
     except (OSError, SafetensorError) as error:
-        raise Refused(f"{path}: cannot be read ({error})") from None
+        raise InvalidCheckpoint(f"{path}: cannot be read ({error})") from None
 
 
-def _manifest(place: Path) -> dict[str, Any]:
-    path = place / MANIFEST
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-        signature = found.pop("blake2b")
-        if found["format"] not in (FORMAT, SHARDED):
-            raise ValueError(f"format {found['format']}")
-        if _signature(found) != signature:
+        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        signature = manifest.pop("blake2b")
+        if manifest["format"] not in (FORMAT, SHARDED):
+            raise ValueError(f"format {manifest['format']}")
+        if _signature(manifest) != signature:
             raise ValueError("the checksum differs")
-        return found
+        return manifest
     except OSError as error:
-        raise Refused(f"{path}: cannot be read ({error.strerror})") from None
+        raise InvalidCheckpoint(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Refused(f"{path}: not a manifest ({error})") from None
+        raise InvalidCheckpoint(f"{path}: not a manifest ({error})") from None
 
 
-def _spared(place: Path, spare: Callable[[Any], bool]) -> bool:
+def _is_spared(folder: Path, spare: Callable[[Any], bool]) -> bool:
     try:
-        return spare(_manifest(place)["state"])
-    except Refused:
+        return spare(_manifest(folder)["state"])
+    except InvalidCheckpoint:
         return False
 
 
-def tidy(root: Path, keep: int, spare: Callable[[Any], bool] = lambda state: False) -> None:
-    """Remove all but the last few and those whose state is to be spared, and what was never
-    finished before the last. What comes after it, a faster worker has begun."""
-    found = all_checkpoints(root)
-    for old in found[keep:]:
-        if not _spared(old, spare):
-            shutil.rmtree(old, ignore_errors=True)
-    if found:
-        clear(root, int(found[0].name))
+def prune(
+    root: Path,
+    keep: int,
+    spare: Callable[[Any], bool] = lambda state: False,
+    *,
+    number: int = 0,
+) -> None:
+    """Remove all checkpoints but the latest `keep` and those whose state satisfies `spare`, and
+    unfinished ones up to checkpoint `number`: later ones may belong to a faster worker."""
+    for folder in all_checkpoints(root)[keep:]:
+        if not _is_spared(folder, spare):
+            shutil.rmtree(folder, ignore_errors=True)
+    remove_unfinished(root, number)
 
 
-def clear(root: Path, last: float = math.inf) -> None:
-    """Remove what was never finished, up to a step."""
-    for half in root.glob(".*.partial"):
-        step = half.name.split(".")[1]
-        if step.isdecimal() and int(step) <= last:
-            shutil.rmtree(half, ignore_errors=True)
+def remove_unfinished(root: Path, last: float = math.inf) -> None:
+    """Remove unfinished checkpoints, up to the number `last`."""
+    for folder in root.glob(".*-*.partial"):
+        number = folder.name.removesuffix(".partial").rpartition("-")[2]
+        if number.isdecimal() and int(number) <= last:
+            shutil.rmtree(folder, ignore_errors=True)

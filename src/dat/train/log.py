@@ -1,4 +1,4 @@
-"""A log file for every worker, RUN/logs/worker-2.log: where it was, and what it said last."""
+"""A log file for every worker, e.g. RUN/logs/worker-2.log: its progress, and its last error."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dat.comm import World
-from dat.files import log_file
-from dat.train.records import EpochRecord, Listener
-from dat.train.sentinel import Collapse
+from dat.core.files import log_file
+from dat.distributed import World
+from dat.train.callbacks import Callback
+from dat.train.overfitting_monitor import Collapse
+from dat.train.records import EpochRecord
 from dat.train.step import StepReport
 
 if TYPE_CHECKING:
     from dat.train.trainer import Trainer
 
 HEARTBEAT = 10.0
-"""Seconds between lines while nothing happens but steps."""
+"""Seconds between the log lines of steps."""
 log = logging.getLogger("dat")
 
 
 @contextmanager
 def worker_log(run: Path, world: World) -> Iterator[None]:
-    """What is logged meanwhile goes to this worker's file: with the error, if one ends it, and the
-    stack, if a signal of the machine's does (a segmentation fault, a bus error) and nobody else
-    has asked for it."""
+    """Write the log to this worker's file: with the traceback, if an exception ends it, and with
+    the stack, if a fatal signal does (a segmentation fault, a bus error) and faulthandler is not
+    in use already."""
     path = log_file(run, world.rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     level = log.level
-    own = not faulthandler.is_enabled()  # where it writes now cannot be asked, so not put back
+    own = not faulthandler.is_enabled()  # its current file is unknown, so it cannot be restored
     with path.open("a", buffering=1) as file:
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter("{asctime} {message}", style="{"))
@@ -42,8 +43,8 @@ def worker_log(run: Path, world: World) -> Iterator[None]:
         log.setLevel(logging.INFO)
         if own:
             faulthandler.enable(file)
-        place = f"process {os.getpid()} on {socket.gethostname()}, {world.device}"
-        log.info("worker %d of %d: %s", world.rank, world.size, place)
+        location = f"process {os.getpid()} on {socket.gethostname()}, {world.device}"
+        log.info("worker %d of %d: %s", world.rank, world.size, location)
         try:
             yield
             log.info("ended")
@@ -57,27 +58,27 @@ def worker_log(run: Path, world: World) -> Iterator[None]:
             log.setLevel(level)
 
 
-class WorkerLog(Listener):
-    """A run's events, for the log."""
+class WorkerLog(Callback):
+    """Logs a run's events."""
 
     def __init__(self) -> None:
         self._last = 0.0
 
-    def started(self, trainer: Trainer) -> None:
-        log.info("begins after %d updates", trainer.updates)
+    def on_fit_start(self, trainer: Trainer) -> None:
+        log.info("starts after %d updates", trainer.updates)
 
-    def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
+    def on_step_end(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
         now = time.monotonic()
         if now - self._last >= HEARTBEAT:
             self._last = now
             step = trainer.tally.step
             log.info("epoch %d, step %d: loss %.4f", epoch + 1, step, report.loss)
 
-    def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         log.info("epoch %d ended: loss %.4f, %.1f s", record.epoch, record.loss, record.seconds)
 
-    def collapsed(self, trainer: Trainer, collapse: Collapse) -> None:
+    def on_collapse(self, trainer: Trainer, collapse: Collapse) -> None:
         log.info("%s", collapse)
 
-    def left_out_step(self, trainer: Trainer, reason: str, count: int) -> None:
-        log.info("left out: %s", reason)
+    def on_step_skipped(self, trainer: Trainer, reason: str, count: int) -> None:
+        log.info("skipped: %s", reason)

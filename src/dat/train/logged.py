@@ -1,4 +1,4 @@
-"""A run's figures, step by step and epoch by epoch, for its loggers."""
+"""Sends a run's metrics to its loggers, after every step and every epoch."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dat.loggers import Logger
-from dat.loggers.base import BY_EPOCH, BY_STEP, Run
+from dat.train.callbacks import Callback
 from dat.train.log import log
-from dat.train.records import EpochRecord, Listener
+from dat.train.loggers import Logger
+from dat.train.loggers.base import BY_EPOCH, BY_STEP, RunInfo
+from dat.train.records import EpochRecord
 from dat.train.step import StepReport
 
 if TYPE_CHECKING:
     from dat.train.trainer import Trainer
 
 
-class Logged(Listener):
-    """Tells loggers of a run; only the first worker holds one.
+class Logged(Callback):
+    """Sends a run's metrics to loggers; only rank 0 has one.
 
-    A logger that cannot begin stops the run before it costs anything. One that fails later, because
-    its server is gone or a disk is full, is dropped with a word: a run is worth more than its
-    charts, and metrics.jsonl has the figures.
+    A logger that cannot start stops the run before it costs anything. One that fails later, because
+    its server is gone or the disk is full, is dropped with a warning: a run is worth more than its
+    charts, and metrics.jsonl has all metrics.
     """
 
     def __init__(
@@ -35,53 +36,60 @@ class Logged(Listener):
     ) -> None:
         self.folder, self.loggers, self.config = folder, list(loggers), config or {}
         self.result_follows = result_follows
-        """Loggers stay open after training, until `close` has the final figures for them."""
-        self._begun: list[Logger] = []
+        """Keep loggers open after training, until `close` is called with the final metrics."""
+        self._open: list[Logger] = []
 
-    def started(self, trainer: Trainer) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         self._steps = trainer.updates
-        run = Run(folder=self.folder, config=self.config, updates=self._steps)
+        run = RunInfo(folder=self.folder, config=self.config, updates=self._steps)
         for logger in self.loggers:
             try:
                 logger.begin(run)
             except Exception as error:
                 self.close()
-                raise ValueError(f"train.log: {_told(logger, error)}") from error
-            self._begun.append(logger)
+                raise ValueError(f"train.log: {_describe(logger, error)}") from error
+            self._open.append(logger)
 
-    def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
-        """The first worker's own traffic, step by step."""
+    def on_step_end(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
+        """Log rank 0's own traffic."""
         self._steps += 1
-        values = {f"step/{key}": value for key, value in report.traffic._asdict().items()}
+        traffic = report.traffic
+        values = {
+            "step/sent": traffic.sent,
+            "step/busy": traffic.busy,
+            "step/exposed": traffic.exposed,
+            "step/between": traffic.inter_node,
+        }
         self._each(lambda logger: logger.log(values, self._steps, by=BY_STEP))
 
-    def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None:
-        told = record._asdict().items()
-        values = {key: value for key, value in told if isinstance(value, int | float)}
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
+        fields = record._asdict().items()
+        values = {key: value for key, value in fields if isinstance(value, int | float)}
         ratios = (record.trust_ratios or {}).items()
         values |= {f"trust_ratio/{name}": ratio for name, ratio in ratios}
         self._each(lambda logger: logger.log(values, record.epoch, by=BY_EPOCH))
 
-    def ended(self, trainer: Trainer) -> None:
+    def on_fit_end(self, trainer: Trainer) -> None:
         if not self.result_follows:
             self.close()
 
     def close(self, result: Mapping[str, Any] | None = None) -> None:
-        """The final figures, or none if there are none; what was closed stays so."""
+        """Close all loggers with the final metrics, or None if the run was cut off. Further calls
+        do nothing."""
         self._each(lambda logger: logger.end(result))
-        self._begun.clear()
+        self._open.clear()
 
-    def _each(self, tell: Callable[[Logger], None]) -> None:
-        for logger in list(self._begun):
+    def _each(self, call: Callable[[Logger], None]) -> None:
+        for logger in list(self._open):
             try:
-                tell(logger)
+                call(logger)
             except Exception as error:
-                self._begun.remove(logger)
-                message = f"no more figures for {_told(logger, error)}"
+                self._open.remove(logger)
+                message = f"logging stopped for {_describe(logger, error)}"
                 log.warning(message)
                 print(message, file=sys.stderr)
 
 
-def _told(logger: Logger, error: Exception) -> str:
+def _describe(logger: Logger, error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return f"{type(logger).__name__}: {text}"

@@ -1,89 +1,73 @@
-"""What is told of a run while it goes on: its steps, its epochs, and who wants to hear of them."""
+"""The metrics of an epoch: running totals, and the final record."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
-from torch import nn
 
-from dat.comm import Traffic, World
-from dat.train.sentinel import Collapse
+from dat.distributed import Traffic, World
 from dat.train.step import StepReport
-
-if TYPE_CHECKING:
-    from dat.train.trainer import Trainer
 
 
 class EpochRecord(NamedTuple):
-    """What an epoch came to, over all workers."""
+    """The metrics of a finished epoch, over all workers."""
 
     epoch: int
     lr: float
     loss: float
     train_ra: float
-    """Accuracy on the training's own adversarial examples."""
+    """Accuracy on the adversarial examples of training."""
     seconds: float
-    """T: training time, the slowest worker's, evaluation not included."""
+    """T: training time of the slowest worker, without evaluation."""
     comm_seconds: float
-    """C: time with an exchange under way, part of T."""
+    """C: time with a gradient exchange in flight, part of T."""
     exposed_seconds: float
-    """The part of C that the backward pass did not hide."""
+    """The part of C that is not hidden behind the backward pass."""
     mb_per_step: float
-    """Megabytes that all workers together send in an iteration."""
+    """Megabytes sent per iteration by all workers together."""
     mb_busiest: float
-    """Megabytes that the busiest worker sends in an iteration."""
+    """Megabytes sent per iteration by the busiest worker."""
     mb_epoch: float
-    """Megabytes that all workers together sent."""
+    """Megabytes sent in the epoch by all workers together."""
     attack_seconds: float = 0.0
-    """The part of T in which a worker attacks, on average."""
+    """The part of T spent on the attack, averaged over workers."""
     update_seconds: float = 0.0
-    """The part of T in which a worker updates the weights, the exposed part of C included."""
+    """The part of T spent on the update, including the exposed part of C, averaged over workers."""
     batch: int | None = None
-    """The global batch of its updates."""
+    """The global batch size of an update."""
     holdout_ta: float | None = None
     holdout_ra: float | None = None
     ema_ta: float | None = None
     ema_ra: float | None = None
     trust_ratios: dict[str, float] | None = None
-    """LALR's ratio of each adapted layer in the last step."""
+    """LALR's trust ratio of each adapted layer in the last step."""
     mb_between: float = 0.0
-    """Of `mb_per_step`, the megabytes that leave a node."""
-
-
-class Listener:
-    """Told of a run's progress; every method may be left out."""
-
-    def started(self, trainer: Trainer) -> None: ...
-    def step_ended(self, trainer: Trainer, epoch: int, report: StepReport) -> None: ...
-    def best_found(self, trainer: Trainer, name: str, model: nn.Module) -> None: ...
-    def epoch_ended(self, trainer: Trainer, record: EpochRecord) -> None: ...
-    def collapsed(self, trainer: Trainer, collapse: Collapse) -> None: ...
-    def left_out_step(self, trainer: Trainer, reason: str, count: int) -> None: ...
-    def ended(self, trainer: Trainer) -> None: ...
+    """The part of `mb_per_step` that is sent between nodes."""
 
 
 @dataclass
-class Tally:
-    """What an epoch has come to so far."""
+class EpochTally:
+    """Running totals of the current epoch."""
 
     step: int = 0
     taken: int = 0
-    """Steps that were not left out."""
+    """Steps that were not skipped."""
     loss: float = 0.0
     right: float = 0.0
+    """Sum of the steps' accuracies."""
     traffic: Traffic = field(default_factory=lambda: Traffic(0, 0.0, 0.0))
     attack: float = 0.0
     update: float = 0.0
-    """Seconds of this worker's."""
+    """This worker's seconds in attacks and in updates."""
     seconds: float = 0.0
-    """Before an interruption."""
+    """Seconds before the run was interrupted."""
     since: float = field(default_factory=time.perf_counter)
 
     def start(self) -> None:
-        """From here on, time counts."""
+        """Start the clock."""
         self.since = time.perf_counter()
 
     @property
@@ -93,12 +77,12 @@ class Tally:
     def costs(self, world: World, steps: int) -> dict[str, float]:
         """Time and traffic of the epoch's steps, over all workers."""
         traffic = self.traffic
-        mine = (
+        own = (
             *(self.elapsed, traffic.busy, traffic.exposed, traffic.sent),
-            *(self.attack, self.update, traffic.between),
+            *(self.attack, self.update, traffic.inter_node),
         )
-        everyone = world.gather(torch.tensor(mine, dtype=torch.float64))
-        slowest, sent = everyone.amax(0).tolist(), everyone[:, 3] / steps / 1e6
+        gathered = world.gather(torch.tensor(own, dtype=torch.float64))
+        slowest, sent = gathered.amax(0).tolist(), gathered[:, 3] / steps / 1e6
         return {
             "seconds": slowest[0],
             "comm_seconds": slowest[1],
@@ -106,9 +90,9 @@ class Tally:
             "mb_per_step": float(sent.sum()),
             "mb_busiest": float(sent.max()),
             "mb_epoch": float(sent.sum()) * steps,
-            "attack_seconds": float(everyone[:, 4].mean()),
-            "update_seconds": float(everyone[:, 5].mean()),
-            "mb_between": float(everyone[:, 6].sum()) / steps / 1e6,
+            "attack_seconds": float(gathered[:, 4].mean()),
+            "update_seconds": float(gathered[:, 5].mean()),
+            "mb_between": float(gathered[:, 6].sum()) / steps / 1e6,
         }
 
     def add(self, report: StepReport) -> None:
@@ -121,3 +105,20 @@ class Tally:
     def add_times(self, seconds: dict[str, float]) -> None:
         self.attack += seconds["attack"]
         self.update += seconds["update"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "taken": self.taken,
+            "loss": self.loss,
+            "right": self.right,
+            "traffic": list(self.traffic),
+            "seconds": self.elapsed if self.step else 0.0,
+            "attack": self.attack,
+            "update": self.update,
+        }
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Self:
+        """Restore from a checkpoint."""
+        return cls(**state | {"traffic": Traffic(*state["traffic"])})

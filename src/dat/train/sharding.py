@@ -1,103 +1,68 @@
-"""A model that is spread over the workers: what it does not go together with, and its weights
-where one needs them whole."""
+"""A model that is sharded over the workers (FSDP; HSDP if over groups of them)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-
-from dat.attacks import FGSM, NFGSM, PGD, Free, NoAttack
-from dat.comm import (
-    BaseExchange,
-    Buckets,
-    Chunked,
-    Default,
-    Dense,
-    ShardedExchange,
-    check_shard,
-    local_of,
-)
-from dat.fields import SettingError
-from dat.objectives import GradAlign
+from dat import distributed
+from dat.core.lazy import torch
+from dat.core.settings import SettingError, Settings, setting
+from dat.distributed import GATHER_CHOICES
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from dat.distributed import BaseExchange
     from dat.train.trainer import Trainer
 
-STEADY = (NoAttack, FGSM, NFGSM, PGD, Free)
-"""Attacks that ask the network equally often at every worker, and let it finish."""
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding(Settings):
+    """Over how many workers to shard, and how long to keep gathered weights."""
+
+    size: int | None = setting(
+        None,
+        "number of consecutive ranks that the weights are sharded over (FSDP; HSDP if fewer than "
+        "all workers); must divide the number of workers; none: no sharding",
+        ge=1,
+        key="shard",
+    )
+    gather: str = setting(
+        "attack",
+        "how long sharded weights stay gathered: attack, for the attack and the update's forward "
+        "pass; block, one block at a time, with less memory and more communication",
+        choices=GATHER_CHOICES,
+    )
+
+    @property
+    def active(self) -> bool:
+        """Whether each worker holds only a shard of the model."""
+        return self.size is not None and self.size > 1
+
+    def check(self, trainer: Trainer) -> None:
+        """Refuse everything that does not support a sharded model."""
+        if not self.active:
+            return
+        assert self.size is not None
+        distributed.check_shard(trainer.world.size, self.size)
+        exchange = trainer.exchange
+        conflicts = [
+            exchange.quantizer.sharding_conflict(),
+            exchange.protocol.sharding_conflict(),
+            trainer.attack.sharding_conflict(),
+            trainer.objective.sharding_conflict(),
+            *(option.sharding_conflict() for option in trainer.options.each()),
+            trainer.compute.sharding_conflict(),
+        ]
+        if reason := next(filter(None, conflicts), ""):
+            raise SettingError(f"comm.shard = {self.size}: {reason}, or comm.shard none")
 
 
-def check_sharded(trainer: Trainer) -> None:
-    """Refuse what does not work on a sharded model."""
-    assert trainer.shard is not None
-    check_shard(trainer.world.size, trainer.shard)
-    reason = _quantization(trainer) or _method(trainer) or _computation(trainer)
-    if reason:
-        raise SettingError(f"comm.shard = {trainer.shard}: {reason}, or comm.shard none")
-
-
-def _quantization(trainer: Trainer) -> str:
-    quantizer, protocol = trainer.quantizer, trainer.protocol
-    if not quantizer.dense and not isinstance(quantizer, Buckets):
-        return "a step that is shared by parts of a layer cannot be; use quantizer.name bucket"
-    if not quantizer.dense and quantizer.error_feedback:
-        return "what rounding leaves over is not kept; use quantizer.error_feedback false"
-    if not isinstance(protocol, Default | Dense | Chunked):
-        return "its gradients are shared out, not sent to all; use protocol.name default"
-    return ""
-
-
-def _method(trainer: Trainer) -> str:
-    attack = trainer.attack
-    if not isinstance(attack, STEADY):
-        return (
-            f"attack {type(attack).__name__} may ask the network more often at one worker than at "
-            "another, and they would wait for ever; use pgd, fgsm, n-fgsm, free or none"
-        )
-    if isinstance(attack, PGD) and (attack.patience is not None or attack.restarts > 1):
-        return (
-            "attack.patience and attack.restarts let images leave the batch, and a worker without "
-            "any would keep the others waiting; use patience none and restarts 1"
-        )
-    if isinstance(trainer.objective, GradAlign):
-        return "objective gradalign needs second derivatives, which torch has not; use another"
-    if trainer.weight_attack.gamma:
-        return "AWP moves whole weights; use train.awp 0"
-    if trainer.team > 1:
-        return "not for teams; use train.team 1"
-    if trainer.bn != "local":
-        return f"train.bn = {trainer.bn} replaces what torch has wrapped; use train.bn local"
-    if trainer.growth.at:
-        return "a batch that grows is computed in pieces; leave train.grow empty"
-    return ""
-
-
-def _computation(trainer: Trainer) -> str:
-    compute = trainer.compute
-    if compute.layout == "channels-last":
-        return "torch cuts weights that lie channels first; use compute.layout auto"
-    if compute.compile == "on":
-        return "compiling is for a copy of the whole network; use compute.compile auto"
-    if compute.pieces > 1:
-        return "workers may have different numbers of pieces; use compute.pieces 1"
-    return ""
-
-
-def parts_alike(exchange: BaseExchange) -> int:
-    """Every how many-th worker has the same weights."""
-    return exchange.shards.size if isinstance(exchange, ShardedExchange) else 1
-
-
-def state_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach() for name, value in model.state_dict().items()}
-
-
-def broken(exchange: BaseExchange, model: nn.Module) -> str | None:
-    """The first of the model's tensors that is not finite; all workers see the same."""
-    floating = {k: v for k, v in state_of(model).items() if v.is_floating_point()}
-    bad = torch.stack([~local_of(it).isfinite().all() for it in floating.values()])
-    if isinstance(exchange, ShardedExchange):
-        bad = exchange.shards.total(bad.float()) > 0
+def first_not_finite(exchange: BaseExchange, model: nn.Module) -> str | None:
+    """The name of the model's first tensor that is not finite, the same on all workers."""
+    state = {name: value.detach() for name, value in model.state_dict().items()}
+    floating = {name: value for name, value in state.items() if value.is_floating_point()}
+    values = [distributed.local_tensor(value) for value in floating.values()]
+    bad = exchange.any_worker(torch.stack([~value.isfinite().all() for value in values]))
     return list(floating)[int(bad.int().argmax())] if bad.any() else None

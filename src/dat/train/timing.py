@@ -1,4 +1,4 @@
-"""How the time of a step is divided between attack and update."""
+"""The time of a step, split into attack and update."""
 
 from __future__ import annotations
 
@@ -7,43 +7,44 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from dat.comm import clock_of
+from dat.distributed import clock_of
 
-PARTS = {
+PHASES = {
     "attack": "attack",
     "update/forward": "update",
     "update/backward": "update",
     "optimizer": "update",
 }
-"""The stages that are timed, and as what."""
+"""The stages that are timed, and the phase each belongs to."""
 _NOT_TIMED = nullcontext()
 
 
-class Split:
-    """Told of the stages of steps: adds up the seconds of the attacks and of the updates.
+class StepTimer:
+    """Adds up the seconds of attacks and of updates; to be entered around each stage of a step.
 
-    On CUDA the device's own clock is read, and only when somebody asks: nothing waits for it.
+    On CUDA it records events of the device's clock and reads them only on demand, so that nothing
+    synchronizes with the device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._clock = clock_of(device)
         self._laps: list[tuple[str, object, object]] = []
 
-    def __call__(self, name: str) -> AbstractContextManager[object]:
-        part = PARTS.get(name)
-        return self._timed(part) if part else _NOT_TIMED
+    def __call__(self, stage: str) -> AbstractContextManager[object]:
+        phase = PHASES.get(stage)
+        return self._timed(phase) if phase else _NOT_TIMED
 
     @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
+    def _timed(self, phase: str) -> Iterator[None]:
         start = self._clock.mark()
         yield
-        self._laps.append((part, start, self._clock.mark()))
+        self._laps.append((phase, start, self._clock.mark()))
 
     def read(self) -> dict[str, float]:
-        """Seconds since the last reading."""
-        found = {"attack": 0.0, "update": 0.0}
-        for part, start, end in self._laps:
+        """Seconds by phase since the last call."""
+        seconds = {"attack": 0.0, "update": 0.0}
+        for phase, start, end in self._laps:
             begun, ended = self._clock.seconds(start, end)
-            found[part] += ended - begun
+            seconds[phase] += ended - begun
         self._laps.clear()
-        return found
+        return seconds

@@ -1,4 +1,4 @@
-"""The report: everything about one or several runs, on one page that opens offline."""
+"""The report: everything about one or several runs on a single self-contained page."""
 
 from dat.report.page.write import write_page, write_plots
 

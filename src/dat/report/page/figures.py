@@ -1,27 +1,27 @@
-"""What the page draws: curves over epochs, over eps and steps, over the radius; no markup."""
+"""The charts of the page, without markup: over epochs, eps, steps and the radius."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dat.report.page.gather import Told
+from dat.report.page.gather import RunRecord
 from dat.report.plots import Chart, Heat, Stack
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, with a word on how to read it."""
+    """A chart, with a note on how to read it."""
 
     name: str
-    """For files and links."""
+    """Used in file names and links."""
     title: str
     chart: Chart | Stack | Heat
     note: str = ""
 
 
-def training(runs: Sequence[Told]) -> list[Figure]:
-    """What was noted after each epoch."""
+def training(runs: Sequence[RunRecord]) -> list[Figure]:
+    """The metrics of each epoch."""
     figures = [_over_epochs(runs, "loss", "Training loss", "loss")]
     if len(runs) == 1:
         figures.append(_accuracies(runs[0]))
@@ -31,109 +31,111 @@ def training(runs: Sequence[Told]) -> list[Figure]:
     figures.append(_over_epochs(runs, "lr", "Learning rate", "learning rate"))
     for run in runs:
         figures += _times(run, several=len(runs) > 1)
-    return [it for it in figures if not isinstance(it.chart, Chart) or it.chart.lines]
+    return [
+        figure for figure in figures if not isinstance(figure.chart, Chart) or figure.chart.lines
+    ]
 
 
-def _whose(run: Told, runs: Sequence[Told]) -> str:
-    """What a run's line is called; one alone needs no name."""
+def _label(run: RunRecord, runs: Sequence[RunRecord]) -> str:
+    """The name of a run's line; empty if there is only one run."""
     return run.name if len(runs) > 1 else ""
 
 
-def _line(run: Told, key: str) -> tuple[list[float], list[float]]:
-    known = [it for it in run.epochs if it.get(key) is not None]
-    return [it["epoch"] for it in known], [it[key] for it in known]
+def _line(run: RunRecord, key: str) -> tuple[list[float], list[float]]:
+    epochs = [epoch for epoch in run.epochs if epoch.get(key) is not None]
+    return [epoch["epoch"] for epoch in epochs], [epoch[key] for epoch in epochs]
 
 
-def _over_epochs(runs: Sequence[Told], key: str, title: str, axis: str) -> Figure:
-    lines = {_whose(run, runs): _line(run, key) for run in runs if _line(run, key)[0]}
+def _over_epochs(runs: Sequence[RunRecord], key: str, title: str, axis: str) -> Figure:
+    lines = {_label(run, runs): _line(run, key) for run in runs if _line(run, key)[0]}
     return Figure(key, title, Chart(lines, "epoch", axis, from_zero=key == "lr"))
 
 
-def _accuracies(run: Told) -> Figure:
-    """Of one run, all that it tells about accuracy."""
+def _accuracies(run: RunRecord) -> Figure:
+    """All accuracies of one run."""
     names = {
         "holdout_ta": "TA, held out",
         "holdout_ra": "RA, held out",
         "train_ra": "RA, training images",
-        "ema_ra": "RA of averaged weights, held out",
+        "ema_ra": "RA of EMA weights, held out",
     }
     lines = {name: _line(run, key) for key, name in names.items() if _line(run, key)[0]}
     note = "Where held-out RA falls while RA on training images rises, the run overfits."
     return Figure("accuracy", "Accuracy", Chart(lines, "epoch", "%", from_zero=False), note)
 
 
-def _times(run: Told, *, several: bool) -> list[Figure]:
-    """Where the time of an epoch goes, and how far LALR scaled the layers."""
-    epochs, whose = run.epochs, f": {run.name}" if several else ""
-    found = []
+def _times(run: RunRecord, *, several: bool) -> list[Figure]:
+    """Time per epoch by stage, and LALR's trust ratios per layer."""
+    epochs, suffix = run.epochs, f": {run.name}" if several else ""
+    figures = []
     if epochs and epochs[0].get("attack_seconds"):
-        parts: dict[str, list[float]] = {"attack": [], "update": [], "waiting": [], "rest": []}
-        for it in epochs:
-            exposed = it["exposed_seconds"]
-            shares = [it["attack_seconds"], max(it["update_seconds"] - exposed, 0.0), exposed]
+        stages: dict[str, list[float]] = {"attack": [], "update": [], "waiting": [], "rest": []}
+        for epoch in epochs:
+            exposed = epoch["exposed_seconds"]
+            shares = [epoch["attack_seconds"], max(epoch["update_seconds"] - exposed, 0.0), exposed]
             for name, value in zip(
-                parts, [*shares, max(it["seconds"] - sum(shares), 0.0)], strict=True
+                stages, [*shares, max(epoch["seconds"] - sum(shares), 0.0)], strict=True
             ):
-                parts[name].append(value)
-        stack = Stack([it["epoch"] for it in epochs], parts, "epoch", "seconds")
+                stages[name].append(value)
+        stack = Stack([epoch["epoch"] for epoch in epochs], stages, "epoch", "seconds")
         note = (
             "Attack: the inner maximisation. Update: forward, backward and the optimizer's step. "
-            "Waiting: what of the exchange the backward pass did not hide. Rest: data, and workers "
-            "waiting for the slowest."
+            "Waiting: communication not hidden by the backward pass. Rest: data loading, and "
+            "workers waiting for the slowest."
         )
-        found.append(Figure(_safe(f"time{whose}"), f"Time{whose}", stack, note))
-    told = [it for it in epochs if it.get("trust_ratios")]
-    if told:
+        figures.append(Figure(_slug(f"time{suffix}"), f"Time{suffix}", stack, note))
+    with_ratios = [epoch for epoch in epochs if epoch.get("trust_ratios")]
+    if with_ratios:
         rows = {
-            name: [it["trust_ratios"].get(name, 0.0) for it in told]
-            for name in told[-1]["trust_ratios"]
+            name: [epoch["trust_ratios"].get(name, 0.0) for epoch in with_ratios]
+            for name in with_ratios[-1]["trust_ratios"]
         }
-        heat = Heat([it["epoch"] for it in told], rows, "epoch", "trust ratio")
+        heat = Heat([epoch["epoch"] for epoch in with_ratios], rows, "epoch", "trust ratio")
         note = (
-            "By how much LALR scaled each layer's step, at the end of each epoch; the stronger "
-            "the colour, the larger."
+            "The factor by which LALR scaled each layer's step, at the end of each epoch; darker "
+            "is larger."
         )
-        found.append(Figure(_safe(f"trust{whose}"), f"Trust ratios{whose}", heat, note))
-    return found
+        figures.append(Figure(_slug(f"trust{suffix}"), f"Trust ratios{suffix}", heat, note))
+    return figures
 
 
-def _safe(name: str) -> str:
-    """A name that files and links can have."""
-    return "".join(it if it.isalnum() else "-" for it in name).strip("-").lower()
+def _slug(name: str) -> str:
+    """A name for files and links."""
+    return "".join(letter if letter.isalnum() else "-" for letter in name).strip("-").lower()
 
 
-def curves(runs: Sequence[Told]) -> list[Figure]:
-    """RA over eps and over the attack's steps: the newest sweep, else the closer look."""
+def curves(runs: Sequence[RunRecord]) -> list[Figure]:
+    """RA over eps and over the steps: from the latest sweep, otherwise from the error analysis."""
     lines: dict[str, dict[str, tuple[list[float], list[float]]]] = {"eps": {}, "steps": {}}
     for run in runs:
         swept = run.newest("sweep") or run.examined
-        for it in (swept or {}).get("curves", []):
-            lines[it["over"]][_whose(run, runs)] = it["values"], it["ra"]
+        for curve in (swept or {}).get("curves", []):
+            lines[curve["over"]][_label(run, runs)] = curve["values"], curve["ra"]
     notes = {
-        "eps": "It must fall to 0 as eps grows; if it does not, the attack is blind.",
-        "steps": "It should level off: then more steps find no more.",
+        "eps": "RA must fall to 0 as eps grows; if it does not, gradients are masked.",
+        "steps": "RA should level off: then more steps break no more images.",
     }
-    words = {"eps": "eps", "steps": "steps of the attack"}
+    axes = {"eps": "eps", "steps": "steps of the attack"}
     return [
         Figure(
             f"ra-over-{over}",
-            f"RA over {words[over]}",
-            Chart(found, words[over], "RA (%)", logarithmic=over == "steps"),
+            f"RA over {axes[over]}",
+            Chart(by_run, axes[over], "RA (%)", logarithmic=over == "steps"),
             notes[over],
         )
-        for over, found in lines.items()
-        if found
+        for over, by_run in lines.items()
+        if by_run
     ]
 
 
-def certified(runs: Sequence[Told]) -> list[Figure]:
+def certified(runs: Sequence[RunRecord]) -> list[Figure]:
     """Certified accuracy over the radius."""
     lines = {}
     for run in runs:
-        found = run.newest("certify")
-        if found:
-            points = [(it["radius"], it["ca"]) for it in found["ca"]]
-            lines[_whose(run, runs)] = [r for r, _ in points], [ca for _, ca in points]
-    note = "Within this l2 distance no attack whatsoever changes the smoothed classifier's answer."
+        result = run.newest("certify")
+        if result:
+            points = [(point["radius"], point["ca"]) for point in result["ca"]]
+            lines[_label(run, runs)] = [r for r, _ in points], [ca for _, ca in points]
+    note = "Within this l2 distance no attack can change the smoothed classifier's prediction."
     chart = Chart(lines, "l2 radius", "CA (%)")
     return [Figure("certified", "Certified accuracy", chart, note)] if lines else []

@@ -1,4 +1,4 @@
-"""What a run's folder tells, whether it is finished or not."""
+"""Read the folder of a run, finished or not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from dat.train.folder import (
+from dat.core.files import (
     CONFIG,
     ENVIRONMENT,
-    EXAMINATION,
+    ERROR_ANALYSIS,
     GALLERY,
     MEASURED,
     METRICS,
@@ -26,62 +26,62 @@ Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Told:
-    """One run, as its files have it."""
+class RunRecord:
+    """The contents of a run's folder."""
 
     path: Path
     name: str
-    """How it is called in the page; no two are called the same."""
+    """Unique on the page."""
     config: Values
     environment: Values
     epochs: Sequence[Values]
     result: Values | None
-    """None while it goes on."""
+    """None until the run is finished."""
     examined: Values | None
     measured: Sequence[Values]
-    """What `dat evaluate`, `dat certify` and `dat sweep` have found since, the newest last."""
-    seen: Sequence[str]
-    """What was odd while it ran."""
+    """Results of `dat evaluate`, `dat certify` and `dat sweep`, the latest last."""
+    run_warnings: Sequence[str]
+    """Warnings during training."""
 
     @property
     def warnings(self) -> list[str]:
-        """Everything that makes a figure doubtful, each once."""
-        found = [*self.seen]
+        """All warnings, without duplicates."""
+        warnings = [*self.run_warnings]
         for source in (self.result, self.examined, *self.measured):
-            found += (source or {}).get("warnings", [])
+            warnings += (source or {}).get("warnings", [])
         if self.result is None:
-            found.append("the run is not finished: these are the figures so far")
-        return list(dict.fromkeys(found))
+            warnings.append("the run is not finished: these are the figures so far")
+        return list(dict.fromkeys(warnings))
 
     def newest(self, kind: str, *, having: str = "") -> Values | None:
-        """The last measurement of a kind, on the best weights, if it has that suite."""
-        for it in reversed(self.measured):
-            fits = it.get("kind") == kind and it.get("weights", "best") == "best"
-            if fits and (not having or having in it.get("suites", {})):
-                return it
+        """The latest result of a command on the best weights, if it includes the suite `having`."""
+        for result in reversed(self.measured):
+            matches = result.get("kind") == kind and result.get("weights", "best") == "best"
+            if matches and (not having or having in result.get("suites", {})):
+                return result
         return None
 
     @property
     def aa(self) -> tuple[float, int] | None:
-        """Accuracy under AutoAttack, and on how many images, wherever it was measured."""
+        """Accuracy under AutoAttack and the number of images, from training or `dat evaluate`."""
         if self.result and self.result.get("aa") is not None:
             return float(self.result["aa"]), int(self.result["images"])
-        found = self.newest("evaluate", having="autoattack")
-        return (float(found["suites"]["autoattack"]["ra"]), found["images"]) if found else None
+        result = self.newest("evaluate", having="autoattack")
+        return (float(result["suites"]["autoattack"]["ra"]), result["images"]) if result else None
 
     def picture(self, number: int, kind: str) -> str:
-        """A picture of the gallery as a data URI."""
+        """An image of the gallery as a data URI."""
         data = (self.path / GALLERY / f"{number:02d}-{kind}.png").read_bytes()
         return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-def gather(runs: Sequence[Path]) -> list[Told]:
+def gather(runs: Sequence[Path]) -> list[RunRecord]:
     """Read the folders of runs."""
     names = _names(runs)
     return [_read(run, name) for run, name in zip(runs, names, strict=True)]
 
 
-def _read(run: Path, name: str) -> Told:
+def _read(run: Path, name: str) -> RunRecord:
     if not (run / CONFIG).is_file():
         raise ValueError(f"{run}: not the folder of a run (no {CONFIG} in it)")
     try:
@@ -89,16 +89,16 @@ def _read(run: Path, name: str) -> Told:
     except (yaml.YAMLError, TypeError, ValueError):
         raise ValueError(f"{run / CONFIG}: not a config") from None
     warnings = run / WARNINGS
-    return Told(
+    return RunRecord(
         path=run,
         name=name,
         config=config,
         environment=_json(run / ENVIRONMENT) or {},
         epochs=_lines(run / METRICS),
         result=_json(run / RESULT),
-        examined=_json(run / EXAMINATION),
+        examined=_json(run / ERROR_ANALYSIS),
         measured=_lines(run / MEASURED),
-        seen=warnings.read_text().splitlines() if warnings.is_file() else [],
+        run_warnings=warnings.read_text().splitlines() if warnings.is_file() else [],
     )
 
 
@@ -108,29 +108,29 @@ def _json(path: Path) -> Values | None:
     try:
         return dict(json.loads(path.read_text()))
     except (TypeError, ValueError):
-        raise ValueError(f"{path}: not whole; remove it to go on without it") from None
+        raise ValueError(f"{path}: not valid JSON; remove it to continue without it") from None
 
 
 def _lines(path: Path) -> list[Values]:
-    """One JSON object a line; the last line may be half-written while a run goes on."""
-    found: list[Values] = []
+    """One JSON object per line; the last line may be incomplete while a run is going on."""
+    values: list[Values] = []
     lines = path.read_text().splitlines() if path.is_file() else []
     for number, line in enumerate(lines):
         try:
-            found.append(dict(json.loads(line)))
+            values.append(dict(json.loads(line)))
         except (TypeError, ValueError):
             if number + 1 < len(lines):
                 raise ValueError(f"{path}: line {number + 1} is not JSON") from None
-    return found
+    return values
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
-    """As many of the last parts of the paths as it takes to tell them apart."""
-    whole = [run.resolve() for run in runs]
-    if len(set(whole)) < len(whole):
+    """The shortest path suffixes that tell the runs apart."""
+    paths = [run.resolve() for run in runs]
+    if len(set(paths)) < len(paths):
         raise ValueError("the same run is given twice")
-    for depth in range(1, max(len(path.parts) for path in whole) + 1):
-        names = ["/".join(path.parts[-depth:]) for path in whole]
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
             return names
-    raise AssertionError("paths that differ differ in some part")
+    raise AssertionError("different paths differ in some component")

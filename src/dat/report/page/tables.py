@@ -1,4 +1,4 @@
-"""What the page tells in words and tables; no markup."""
+"""The text and tables of the page, without markup."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dat.report.page.gather import Told, Values
+from dat.report.page.gather import RunRecord, Values
 
-CLASSES = 20
-"""With more classes the confusions are a list, not a square."""
+MATRIX_CLASSES = 20
+"""With more classes the most frequent confusions are listed instead of a matrix."""
 WORST = 20
+"""Length of that list."""
 NONE = "-"
 
 
@@ -32,7 +33,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     note: str = ""
     picked: frozenset[int] = field(default_factory=frozenset)
-    """Rows that are to be seen at once."""
+    """Highlighted rows."""
 
 
 def percent(value: object) -> str:
@@ -51,97 +52,102 @@ def megabytes(value: object) -> str:
     return f"{value:.3g} MB" if isinstance(value, int | float) else NONE
 
 
-def tiles(told: Told) -> list[Tile]:
-    """The figures that people ask for first."""
-    result, last = told.result or {}, told.epochs[-1] if told.epochs else {}
+def tiles(run: RunRecord) -> list[Tile]:
+    """The headline figures."""
+    result, last = run.result or {}, run.epochs[-1] if run.epochs else {}
     images = f"{result.get('images')} test images"
-    found = [
+    shown = [
         Tile("TA", percent(result.get("ta", last.get("holdout_ta"))), f"clean, {images}"),
         Tile("RA", percent(result.get("ra", last.get("holdout_ra"))), result.get("attack", "")),
     ]
-    if not told.result:
-        found = [Tile(it.name, it.value, "held-out images, so far") for it in found]
-    if told.aa is not None:
-        found.append(Tile("AA", percent(told.aa[0]), f"AutoAttack, {told.aa[1]} test images"))
-    certified = told.newest("certify")
+    if not run.result:
+        shown = [Tile(tile.name, tile.value, "held-out images, so far") for tile in shown]
+    if run.aa is not None:
+        shown.append(Tile("AA", percent(run.aa[0]), f"AutoAttack, {run.aa[1]} test images"))
+    certified = run.newest("certify")
     if certified:
         for row in certified["ca"][:1]:
             note = (
-                f"no l2 change up to {row['radius']:g} changes the smoothed answer, "
+                f"certified within an l2 radius of {row['radius']:g}, "
                 f"{certified['images']} test images"
             )
-            found.append(Tile("CA", percent(row["ca"]), note))
-    if told.epochs:
-        whole = sum(it["seconds"] for it in told.epochs)
-        found.append(Tile("Training", seconds(whole), f"{len(told.epochs)} epochs"))
-    if told.result and result.get("workers", 1) > 1:
+            shown.append(Tile("CA", percent(row["ca"]), note))
+    if run.epochs:
+        total = sum(epoch["seconds"] for epoch in run.epochs)
+        shown.append(Tile("Training", seconds(total), f"{len(run.epochs)} epochs"))
+    if run.result and result.get("workers", 1) > 1:
         share = 100 * result["exposed_seconds_per_epoch"] / result["train_seconds_per_epoch"]
-        found.append(Tile("Waiting", percent(share), "of the time, for the exchange"))
-        found.append(Tile("Sent", megabytes(result["mb_per_step"]), "in an iteration, all workers"))
-    return found
+        shown.append(Tile("Waiting", percent(share), "of the time, for communication"))
+        sent = megabytes(result["mb_per_step"])
+        shown.append(Tile("Sent", sent, "per iteration, by all workers"))
+    return shown
 
 
-COMPARED: dict[str, Callable[[Told], str]] = {
-    "TA": lambda it: percent((it.result or {}).get("ta")),
-    "RA": lambda it: percent((it.result or {}).get("ra")),
-    "AA": lambda it: percent(it.aa and it.aa[0]),
-    "Best epoch": lambda it: str((it.result or {}).get("best_epoch", NONE)),
-    "C an epoch": lambda it: seconds((it.result or {}).get("comm_seconds_per_epoch")),
-    "T an epoch": lambda it: seconds((it.result or {}).get("train_seconds_per_epoch")),
-    "Sent an iteration": lambda it: megabytes((it.result or {}).get("mb_per_step")),
+COMPARED: dict[str, Callable[[RunRecord], str]] = {
+    "TA": lambda run: percent((run.result or {}).get("ta")),
+    "RA": lambda run: percent((run.result or {}).get("ra")),
+    "AA": lambda run: percent(run.aa and run.aa[0]),
+    "Best epoch": lambda run: str((run.result or {}).get("best_epoch", NONE)),
+    "C per epoch": lambda run: seconds((run.result or {}).get("comm_seconds_per_epoch")),
+    "T per epoch": lambda run: seconds((run.result or {}).get("train_seconds_per_epoch")),
+    "Sent per iteration": lambda run: megabytes((run.result or {}).get("mb_per_step")),
 }
 
 
-def comparison(runs: Sequence[Told]) -> Table:
+def comparison(runs: Sequence[RunRecord]) -> Table:
     """Runs side by side."""
     rows = [
-        [it.name, (it.result or {}).get("method", NONE), *(make(it) for make in COMPARED.values())]
-        for it in runs
+        [
+            run.name,
+            (run.result or {}).get("method", NONE),
+            *(cell(run) for cell in COMPARED.values()),
+        ]
+        for run in runs
     ]
-    attacks = " and ".join(dict.fromkeys(str(it.result["attack"]) for it in runs if it.result))
+    attacks = " and ".join(dict.fromkeys(str(run.result["attack"]) for run in runs if run.result))
     return Table("Runs", ["Run", "Method", *COMPARED], rows, note=f"RA: under {attacks}.")
 
 
-def settings(runs: Sequence[Told]) -> Table:
-    """Every setting; with several runs, those that differ are picked out and come first."""
-    flat = [_flat(it.config) for it in runs]
-    keys = list(dict.fromkeys(key for it in flat for key in it))
-    rows = [[key, *(str(it.get(key, NONE)) for it in flat)] for key in keys]
+def settings(runs: Sequence[RunRecord]) -> Table:
+    """All settings; with several runs, those that differ come first, highlighted."""
+    flat = [_flat(run.config) for run in runs]
+    keys = list(dict.fromkeys(key for config in flat for key in config))
+    rows = [[key, *(str(config.get(key, NONE)) for config in flat)] for key in keys]
     rows.sort(key=lambda row: len(set(row[1:])) == 1)
     picked = frozenset(n for n, row in enumerate(rows) if len(set(row[1:])) > 1)
-    return Table("Settings", ["Setting", *(it.name for it in runs)], rows, picked=picked)
+    return Table("Settings", ["Setting", *(run.name for run in runs)], rows, picked=picked)
 
 
-def _flat(values: Values, before: str = "") -> Values:
-    found: Values = {}
+def _flat(values: Values, prefix: str = "") -> Values:
+    flat: Values = {}
     for key, value in values.items():
-        found |= (
-            _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
+        flat |= (
+            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
         )
-    return found
+    return flat
 
 
-def classes(run: Told) -> Table | None:
-    """Class by class."""
-    it = run.examined
-    if it is None:
+def classes(run: RunRecord) -> Table | None:
+    """Accuracy per class."""
+    analysis = run.examined
+    if analysis is None:
         return None
-    names, rows = it["names"], []
-    for number, counts in enumerate(it["classes"]):
+    names, rows = analysis["names"], []
+    for number, counts in enumerate(analysis["classes"]):
         if counts["images"]:
             share = 100 / counts["images"]
-            taken = [[n, p] for t, p, n in it["confusions"] if t == number and p != number]
-            often = f"{names[max(taken)[1]]} ({max(taken)[0]})" if taken else NONE
+            mistakes = [[n, p] for t, p, n in analysis["confusions"] if t == number and p != number]
+            frequent = f"{names[max(mistakes)[1]]} ({max(mistakes)[0]})" if mistakes else NONE
             accuracies = [percent(share * counts[key]) for key in ("right", "standing")]
-            rows.append([names[number], str(counts["images"]), *accuracies, often])
-    headers = ["Class", "Images", "TA", "RA", "Mostly taken for"]
-    note = f"{it['images']} test images, {it['attack']}."
-    return Table("Class by class", headers, rows, note)
+            rows.append([names[number], str(counts["images"]), *accuracies, frequent])
+    headers = ["Class", "Images", "TA", "RA", "Most often confused with"]
+    note = f"{analysis['images']} test images, {analysis['attack']}."
+    return Table("Accuracy per class", headers, rows, note)
 
 
 @dataclass(frozen=True)
 class Confusions:
-    """How many images of each class (rows) were taken for which (columns) under attack."""
+    """The confusion matrix under attack: images per class (rows) and prediction (columns)."""
 
     names: Sequence[str]
     counts: Sequence[Sequence[int]]
@@ -150,25 +156,25 @@ class Confusions:
         return self.counts[row][column] / max(sum(self.counts[row]), 1)
 
 
-def confusions(run: Told) -> Confusions | Table | None:
-    """A square, or of many classes the most frequent mistakes."""
-    it = run.examined
-    if it is None:
+def confusions(run: RunRecord) -> Confusions | Table | None:
+    """The confusion matrix, or for many classes the most frequent mistakes."""
+    analysis = run.examined
+    if analysis is None:
         return None
-    names = it["names"]
-    if len(names) <= CLASSES:
+    names = analysis["names"]
+    if len(names) <= MATRIX_CLASSES:
         counts = [[0] * len(names) for _ in names]
-        for true, said, number in it["confusions"]:
-            counts[true][said] = number
+        for true, predicted, number in analysis["confusions"]:
+            counts[true][predicted] = number
         return Confusions(names, counts)
-    worst = sorted((-n, t, p) for t, p, n in it["confusions"] if t != p)[:WORST]
+    worst = sorted((-n, t, p) for t, p, n in analysis["confusions"] if t != p)[:WORST]
     rows = [[names[t], names[p], str(-n)] for n, t, p in worst]
-    return Table("Most frequent mistakes under attack", ["Class", "Taken for", "Images"], rows)
+    return Table("Most frequent mistakes under attack", ["Class", "Predicted", "Images"], rows)
 
 
 @dataclass(frozen=True)
-class Shown:
-    """An image of the gallery: what it is, what the model said before and after."""
+class GalleryItem:
+    """An image of the gallery: its class, and the predictions before and after the attack."""
 
     label: str
     before: str
@@ -179,55 +185,57 @@ class Shown:
     """Data URIs by kind."""
 
 
-def gallery(run: Told) -> list[Shown]:
-    it = run.examined
-    if it is None:
+def gallery(run: RunRecord) -> list[GalleryItem]:
+    analysis = run.examined
+    if analysis is None:
         return []
-    names = it["names"]
+    names = analysis["names"]
 
-    def answer(said: Values) -> str:
-        return f"{names[said['class']]} ({100 * said['sure']:.0f} %)"
+    def prediction(output: Values) -> str:
+        return f"{names[output['class']]} ({100 * output['sure']:.0f} %)"
 
-    found = []
-    for number, notes in enumerate(it["gallery"]):
-        times = f"shown {0.5 / notes['highest']:.0f} times as strong" if notes["highest"] else ""
-        found.append(
-            Shown(
-                label=names[notes["label"]],
-                before=answer(notes["clean"]),
-                after=answer(notes["adversarial"]),
-                fell=notes["fell"],
-                note=f"{it['threat']['norm']} distance {notes['distance']:.3g}, {times}",
+    images = []
+    for number, entry in enumerate(analysis["gallery"]):
+        scale = f"shown magnified {0.5 / entry['highest']:.0f} times" if entry["highest"] else ""
+        images.append(
+            GalleryItem(
+                label=names[entry["label"]],
+                before=prediction(entry["clean"]),
+                after=prediction(entry["adversarial"]),
+                fell=entry["fell"],
+                note=f"{analysis['threat']['norm']} distance {entry['distance']:.3g}, {scale}",
                 pictures={
                     kind: run.picture(number, kind) for kind in ("clean", "change", "adversarial")
                 },
             )
         )
-    return found
+    return images
 
 
-def communication(runs: Sequence[Told]) -> Table | None:
-    """What the workers sent, and how long they waited for it."""
+def communication(runs: Sequence[RunRecord]) -> Table | None:
+    """Bytes sent per worker and iteration, and the time spent on communication."""
     rows = []
     for run in runs:
-        it: dict[str, Any] = run.result or {}
-        if it.get("workers", 1) > 1:
+        result: dict[str, Any] = run.result or {}
+        if result.get("workers", 1) > 1:
             figures = [
-                megabytes(it["mb_per_step"]),
-                megabytes(it["mb_busiest"]),
-                megabytes(it["mb_per_epoch"]),
-                seconds(it["comm_seconds_per_epoch"]),
-                seconds(it["exposed_seconds_per_epoch"]),
+                megabytes(result["mb_per_step"]),
+                megabytes(result["mb_busiest"]),
+                megabytes(result["mb_per_epoch"]),
+                seconds(result["comm_seconds_per_epoch"]),
+                seconds(result["exposed_seconds_per_epoch"]),
             ]
-            how = [str(it["workers"]), it["protocol"], f"{it['bits']} ({it['quantizer']})"]
-            rows.append([run.name, *how, *figures])
-    headers = ["Run", "Workers", "Protocol", "Bits", "An iteration", "Busiest worker", "An epoch"]
-    note = "C: seconds an epoch with an exchange under way. Exposed: what of it nothing hid."
+            bits = f"{result['bits']} ({result['quantizer']})"
+            rows.append([run.name, str(result["workers"]), result["protocol"], bits, *figures])
+    headers = ["Run", "Workers", "Protocol", "Bits", "Per iteration", "Busiest worker", "Per epoch"]
+    note = (
+        "C: seconds of communication per epoch. Exposed: seconds not overlapped with computation."
+    )
     return Table("Communication", [*headers, "C", "Exposed"], rows, note) if rows else None
 
 
-def surroundings(runs: Sequence[Told]) -> Table:
-    """Versions and machines."""
+def environment(runs: Sequence[RunRecord]) -> Table:
+    """Versions and hardware."""
     keys = list(dict.fromkeys(key for run in runs for key in run.environment))
 
     def cell(value: object) -> str:

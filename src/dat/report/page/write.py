@@ -1,4 +1,4 @@
-"""One page for one or several runs: a file that opens anywhere and loads nothing."""
+"""Write the page: a single HTML file that loads nothing else."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dat.files import write_whole
+from dat.core.files import atomic_write
 from dat.report.page import figures, svg, tables
 from dat.report.page.figures import Figure
-from dat.report.page.gather import Told, gather
+from dat.report.page.gather import RunRecord, gather
 from dat.report.page.tables import NONE, Table
 from dat.report.plots import Chart, Stack, heat_map, line_charts, stacked_bars
 
 TABLES = (
     *("tiles", "comparison", "classes", "confusions", "gallery", "communication", "settings"),
-    "surroundings",
+    "environment",
 )
 CHARTS = ("training", "curves", "certified")
-"""What the template calls."""
+"""Functions that the template calls."""
 
 
 def write_page(runs: Sequence[Path], out: Path) -> None:
-    """Read the runs' folders, and write the page about them."""
-    write_whole(out, render(gather(runs)).encode())
+    """Read the folders of runs and write the page about them."""
+    atomic_write(out, render(gather(runs)).encode())
 
 
 def write_plots(runs: Sequence[Path], folder: Path) -> list[Path]:
-    """The page's charts as files, each as PNG and as SVG."""
+    """The page's charts as files, each as PNG and SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    told, written = gather(runs), []
-    for figure in charts(told):
+    written = []
+    for figure in charts(gather(runs)):
         for suffix in (".png", ".svg"):
             path = folder / f"{figure.name}{suffix}"
             _plot(figure, path)
@@ -39,12 +39,12 @@ def write_plots(runs: Sequence[Path], folder: Path) -> list[Path]:
     return written
 
 
-def charts(runs: Sequence[Told]) -> list[Figure]:
-    """All of the page."""
+def charts(runs: Sequence[RunRecord]) -> list[Figure]:
+    """All charts of the page."""
     return [*figures.training(runs), *figures.curves(runs), *figures.certified(runs)]
 
 
-def render(runs: Sequence[Told]) -> str:
+def render(runs: Sequence[RunRecord]) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -53,11 +53,11 @@ def render(runs: Sequence[Told]) -> str:
     def draw(figure: Figure) -> Markup:
         return Markup(_draw(figure))
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    environment.globals |= {name: getattr(tables, name) for name in TABLES}
-    environment.globals |= {name: getattr(figures, name) for name in CHARTS}
+    jinja = Environment(autoescape=True, undefined=StrictUndefined)
+    jinja.globals |= {name: getattr(tables, name) for name in TABLES}
+    jinja.globals |= {name: getattr(figures, name) for name in CHARTS}
     here = files(__package__)
-    page = environment.from_string((here / "page.html").read_text())
+    page = jinja.from_string((here / "page.html").read_text())
     return page.render(
         title=" · ".join(run.name for run in runs),
         lead=_lead(runs),
@@ -73,38 +73,38 @@ def render(runs: Sequence[Told]) -> str:
     )
 
 
-def _lead(runs: Sequence[Told]) -> str:
-    """What was trained, in a line."""
-    found = []
+def _lead(runs: Sequence[RunRecord]) -> str:
+    """What was trained, in one line."""
+    descriptions = []
     for run in runs:
         config, result = run.config, run.result or {}
         threat = config.get("threat", {})
         workers = run.environment.get("workers", 1)
-        found.append(
+        descriptions.append(
             f"{result.get('method', 'training')}: {config['model']['name']} on "
             f"{Path(str(config['data']['name'])).name}, {threat.get('norm')} eps "
             f"{float(threat.get('eps', 0)):.4g}, {workers} worker{'s' * (workers != 1)}"
         )
-    return "; ".join(dict.fromkeys(found))
+    return "; ".join(dict.fromkeys(descriptions))
 
 
-def _warnings(runs: Sequence[Told]) -> list[str]:
+def _warnings(runs: Sequence[RunRecord]) -> list[str]:
     if len(runs) == 1:
         return runs[0].warnings
     return [f"{run.name}: {text}" for run in runs for text in run.warnings]
 
 
-def _sections(runs: Sequence[Told]) -> list[tuple[str, str]]:
-    found = [("figures", "Figures"), ("training", "Training")]
+def _sections(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    sections = [("figures", "Figures"), ("training", "Training")]
     if figures.curves(runs) or figures.certified(runs):
-        found.append(("robustness", "Robustness"))
-    examined = [run for run in runs if run.examined]
-    for number, run in enumerate(examined, 1):
+        sections.append(("robustness", "Robustness"))
+    analysed = [run for run in runs if run.examined]
+    for number, run in enumerate(analysed, 1):
         name = f": {run.name}" if len(runs) > 1 else ""
-        found.append((f"look-{number}", f"A closer look{name}"))
+        sections.append((f"errors-{number}", f"Error analysis{name}"))
     if tables.communication(runs):
-        found.append(("communication", "Communication"))
-    return [*found, ("settings", "Settings and environment")]
+        sections.append(("communication", "Communication"))
+    return [*sections, ("settings", "Settings and environment")]
 
 
 def _draw(figure: Figure) -> str:
@@ -122,22 +122,22 @@ def _legend(figure: Figure) -> list[tuple[str, str]]:
 
 
 def numbers(figure: Figure) -> Table:
-    """What a chart shows, for those who read rather than look."""
+    """The values of a chart as a table."""
     chart = figure.chart
     if isinstance(chart, Chart):
         lines: dict[str, Any] = {
             name: dict(zip(*line, strict=True)) for name, line in chart.lines.items()
         }
-        x_axis, places = chart.x_axis, sorted({x for it in lines.values() for x in it})
+        x_axis, xs = chart.x_axis, sorted({x for values in lines.values() for x in values})
         headers = [name or chart.y_axis for name in lines]
     else:
-        places = list(chart.x if isinstance(chart, Stack) else chart.columns)
+        xs = list(chart.x if isinstance(chart, Stack) else chart.columns)
         rows = chart.parts if isinstance(chart, Stack) else chart.rows
-        lines = {name: dict(zip(places, it, strict=True)) for name, it in rows.items()}
+        lines = {name: dict(zip(xs, values, strict=True)) for name, values in rows.items()}
         x_axis, headers = chart.x_axis, list(lines)
     cells = [
-        [svg.label(x), *(f"{it[x]:.4g}" if x in it else NONE for it in lines.values())]
-        for x in places
+        [svg.label(x), *(f"{values[x]:.4g}" if x in values else NONE for values in lines.values())]
+        for x in xs
     ]
     return Table(figure.title, [x_axis, *headers], cells)
 

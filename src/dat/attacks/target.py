@@ -1,0 +1,151 @@
+"""What an attack maximises: a per-example loss, or a network with labels and a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from dat.core.deprecation import RenamedAttribute
+from dat.core.lazy import torch
+from dat.core.losses import cross_entropy, dlr, margin
+from dat.core.tracing import stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Loss = Callable[["Tensor"], "Tensor"]
+"""Maps a batch of images to one loss per image; attacks maximise it."""
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross-entropy": cross_entropy,
+    "margin": margin,
+    "dlr": dlr,
+}
+GIVEN = "given"
+
+
+@dataclass(frozen=True)
+class AttackTarget:
+    """A network and labels: a per-example loss that also knows which images are misclassified."""
+
+    model: Callable[[Tensor], Tensor]
+    labels: Tensor
+    loss: Callable[..., Tensor] = cross_entropy
+    """A function of logits, labels and, if there are any, targets."""
+    targets: Tensor | None = None
+    """A further argument of the loss, one row per image: target classes, or the clean logits."""
+    until_broken: bool = False
+    """Stop attacking an image as soon as it is misclassified; by default, the loss is maximised."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.forward(x)[0]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of each image, and whether it is misclassified."""
+        logits = self.model(x)
+        targets = () if self.targets is None else (self.targets,)
+        return self.loss(logits, self.labels, *targets), self.misclassified(logits)
+
+    def misclassified(self, logits: Tensor) -> Tensor:
+        """Whether each image is misclassified; logits that are not finite count as wrong."""
+        logits = logits.detach()
+        return (logits.argmax(1) != self.labels) | ~logits.isfinite().all(1)
+
+    def select(self, rows: Tensor) -> AttackTarget:
+        """The target for a subset of the images."""
+        targets = None if self.targets is None else self.targets[rows]
+        return replace(self, labels=self.labels[rows], targets=targets)
+
+    pick = RenamedAttribute("select")
+
+    def wrong_classes(self, x: Tensor) -> Tensor:
+        """The wrong classes of each image, from the most to the least likely."""
+        with torch.no_grad():
+            logits = self.model(x).scatter(1, self.labels.unsqueeze(1), float("-inf"))
+            return logits.argsort(dim=1, descending=True, stable=True)[:, :-1]
+
+    see = RenamedAttribute("forward")
+    wrong = RenamedAttribute("misclassified")
+
+
+class NoImageGradient(ValueError):
+    """The loss has no gradient with respect to the images."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model has no gradient with respect to its input (torch.no_grad, detach or numpy "
+            "in forward?); use the gradient-free attack square, or remove what blocks the gradient"
+        )
+
+
+class ValueAndGrad(NamedTuple):
+    """The loss at a batch of images, with its gradient; one row per image."""
+
+    loss: Tensor
+    gradient: Tensor
+    misclassified: Tensor
+
+
+def value_and_grad(loss: Loss, x: Tensor, *, samples: int = 1) -> ValueAndGrad:
+    """One forward and one backward pass, or the mean of `samples` for randomized networks.
+
+    The gradients of the parameters are not touched.
+    """
+    results = [_one_pass(loss, x) for _ in range(samples)]
+    if samples == 1:
+        return results[0]
+    losses, gradients, misclassified = zip(*results, strict=True)
+    return ValueAndGrad(sum(losses) / samples, sum(gradients) / samples, misclassified[-1])
+
+
+def _one_pass(loss: Loss, x: Tensor) -> ValueAndGrad:
+    x = x.detach().requires_grad_(True)
+    with torch.enable_grad():
+        with stage("forward"):
+            losses, misclassified = forward(loss, x)
+        if not losses.requires_grad:
+            raise NoImageGradient
+        with stage("backward"):
+            (gradient,) = torch.autograd.grad(losses.sum(), x, allow_unused=True)
+    if gradient is None:
+        raise NoImageGradient
+    return ValueAndGrad(losses.detach().to(x.dtype), gradient, misclassified)
+
+
+def value(loss: Loss, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss and the misclassified images, without a gradient."""
+    with torch.no_grad():
+        return forward(loss, x)
+
+
+def forward(loss: Loss, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss and the misclassified images; a plain loss has no labels, and never reports any."""
+    if isinstance(loss, AttackTarget):
+        return loss.forward(x)
+    return loss(x), torch.zeros(len(x), dtype=torch.bool, device=x.device)
+
+
+def require_target(loss: Loss, attack: str) -> AttackTarget:
+    """Raise if the loss is a plain closure, for attacks that need the network and the labels."""
+    if not isinstance(loss, AttackTarget):
+        raise ValueError(
+            f"{attack}: needs the network and the labels; give it dat.AttackTarget(model, y)"
+        )
+    return loss
+
+
+def with_loss(loss: Loss, name: str, attack: str) -> Loss:
+    """The given loss, or the one called `name` on the same logits."""
+    if name == GIVEN:
+        return loss
+    return replace(require_target(loss, attack), loss=LOSSES[name], targets=None)
+
+
+def stops_when_broken(loss: Loss) -> bool:
+    """Whether an attack may stop at an image once it is misclassified."""
+    return isinstance(loss, AttackTarget) and loss.until_broken
+
+
+def select(loss: Loss, rows: Tensor) -> Loss:
+    """The loss of a subset of the images; a plain loss is only ever used with all of them."""
+    return loss.select(rows) if isinstance(loss, AttackTarget) else loss

@@ -1,0 +1,1 @@
+"""The foundation: threat model, losses, random streams, settings and files."""

@@ -1,0 +1,125 @@
+"""Mixed precision, with per-example gradient scaling for float16.
+
+float16 has five exponent bits: anything below 6e-8 underflows to 0, and the gradient of a confident
+prediction is far smaller. An attack would not move, and the model would look robust. So the
+gradient of each example's logits is multiplied by a power of two before it goes back through the
+network, and the gradient of its image is divided by it, in float32. Each example has its own scale,
+which requires that examples are independent of each other; `check_independent` makes sure of that.
+bfloat16 has the range of float32 and needs none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Network = Callable[[Tensor], Tensor]
+
+PRECISIONS = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+LARGEST_EXPONENT = 126
+"""float32 can represent 2 to this power and its inverse."""
+
+
+def in_precision(network: Network, precision: torch.dtype) -> Network:
+    """The network under autocast, with float32 logits.
+
+    In float16, image gradients are scaled, and values out of range raise a ValueError.
+    """
+    if precision == torch.float32:
+        return network
+
+    def autocast(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, precision):
+            return network(x).float()
+
+    if precision != torch.float16:
+        return autocast
+
+    def checked(x: Tensor) -> Tensor:
+        logits = scale_gradients(autocast, x)
+        _check_range(logits, "logits")
+        return logits
+
+    return checked
+
+
+def scale_gradients(network: Network, x: Tensor) -> Tensor:
+    """Run a network that computes in float16 on float32 images, returning float32 logits.
+
+    On the way back, each example's gradient is scaled before the network and unscaled after it.
+    """
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return network(x)
+    scale: list[Tensor] = []
+    logits = network(_UnscaleGradient.apply(x, scale))  # type: ignore[no-untyped-call]
+    return _ScaleGradient.apply(logits, scale)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def check_independent(network: Network, x: Tensor) -> None:
+    """Raise if an image's logits depend on the other images of its batch.
+
+    Then no scale is right for one image alone, and one for all would lose the small gradients.
+    """
+    x = x.detach().requires_grad_(True)
+    with torch.enable_grad():
+        logits = network(x)[:1]
+        if not logits.requires_grad:
+            return
+        weights = torch.arange(1.0, 1 + logits.shape[1], device=logits.device)
+        (gradient,) = torch.autograd.grad((logits * weights).sum(), x, allow_unused=True)
+    if gradient is not None and gradient[1:].nan_to_num().any():
+        raise ValueError(
+            "float16: the logits of an image depend on the other images of its batch (a batch norm "
+            "without running statistics?), so gradients cannot be scaled image by image; use "
+            "bfloat16 or float32"
+        )
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """Identity; its backward pass scales each example's gradient and stores the scales."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, scale: list[Tensor]) -> Tensor:
+        ctx.scale = scale
+        return logits.view_as(logits)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        _, exponent = torch.frexp(gradient.flatten(1).abs().amax(1))
+        power = -exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
+        scale = torch.ldexp(torch.ones_like(power, dtype=gradient.dtype), power)
+        ctx.scale[:] = [scale]
+        return gradient * scale.reshape(-1, *[1] * (gradient.dim() - 1)), None
+
+
+class _UnscaleGradient(torch.autograd.Function):
+    """Identity; its backward pass divides by the stored scales."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: list[Tensor]) -> Tensor:
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        _check_range(gradient, "gradients")
+        if not ctx.scale:  # YOPO backpropagates through the first layer only
+            return gradient, None
+        return gradient / ctx.scale[0].reshape(-1, *[1] * (gradient.dim() - 1)), None
+
+
+def _check_range(values: Tensor, what: str) -> None:
+    """Raise on overflow: it would stop an attack, and the model would look robust."""
+    overflowed = ~values.flatten(1).isfinite().all(1)
+    if overflowed.any():
+        raise ValueError(
+            f"float16 overflow: {what} of {int(overflowed.sum())} of {len(values)} images are not "
+            "finite; use bfloat16 or float32"
+        )

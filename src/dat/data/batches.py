@@ -1,0 +1,199 @@
+"""Batches of a worker, drawn from its share of one or two datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dat.core.rng import Streams, derive
+from dat.data.images import ImageData
+from dat.data.lazy_images import Stored, at_random, read
+from dat.data.loader import Loader
+from dat.data.local import Partitions
+from dat.data.partitions import PartitionSampler, RandomPartitionSampler, default_partitions
+
+
+class RawBatch(NamedTuple):
+    """A worker's share of a global batch, before augmentation."""
+
+    x: Tensor
+    """As stored: uint8, or floats in [0, 1]."""
+    y: Tensor
+    numbers: Tensor
+    """Global sample indices; those of a second dataset follow those of the first."""
+    weight: Tensor
+    """Weight of each sample in the loss."""
+
+    @classmethod
+    def cat(cls, batches: Sequence[RawBatch]) -> RawBatch:
+        """Concatenate batches."""
+        return batches[0] if len(batches) == 1 else cls(*map(torch.cat, zip(*batches, strict=True)))
+
+    def to(self, device: torch.device) -> RawBatch:
+        return RawBatch(*(tensor.to(device, non_blocking=True) for tensor in self))
+
+
+@dataclass(frozen=True)
+class BatchSource:
+    """A worker's share of a dataset, and which of its samples go into which batch."""
+
+    data: ImageData
+    """With the images' indices in the whole dataset."""
+    sampler: PartitionSampler
+    place: int
+    """The worker's rank in the sampler."""
+    weight: float = 1.0
+    offset: int = 0
+    """Global index of the dataset's first image."""
+    crops: int | None = None
+    """Seed of random crops of pictures; None: center crops."""
+
+    @classmethod
+    def of(cls, data: ImageData | Partitions, sampler: PartitionSampler, place: int) -> BatchSource:
+        """The share of the worker with that rank."""
+        if isinstance(data, Partitions):
+            return cls(data.collect(sampler, place), sampler, place)
+        owned = sampler.owned(place)
+        return cls(replace(data.take(owned), numbers=owned), sampler, place)
+
+    def read(self, number: int) -> RawBatch:
+        """The worker's share of batch `number`, which counts on across epochs."""
+        index = self.sampler.draw(*divmod(number, self.sampler.steps), self.place)
+        assert self.data.numbers is not None
+        rows = torch.searchsorted(self.data.numbers, index)
+        images, weight = self.data.images, self.sampler.weights(index)
+        if self.crops is None:
+            x = read(images, rows)
+        else:
+            x = at_random(images, rows, Streams(derive(self.crops, "crop", number), index))
+        scale = torch.full((len(index),), self.weight)
+        weight = scale if weight is None else scale * weight
+        return RawBatch(x, self.data.labels[rows], index + self.offset, weight)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches made of samples from each source."""
+
+    sources: Sequence[BatchSource]
+    steps: int
+    """Batches per epoch."""
+    loaders: int = 0
+    """Processes that decode pictures; 0: this one does."""
+    _loader: list[Loader[RawBatch]] = field(default_factory=list)
+
+    @property
+    def weight(self) -> float:
+        """Total weight of a global batch."""
+        return sum(source.sampler.batch * source.weight for source in self.sources)
+
+    def draw(self, epoch: int, step: int, device: torch.device) -> RawBatch:
+        """The worker's share of a global batch."""
+        return self.draw_range(epoch, range(step, step + 1), device)[0]
+
+    def draw_range(self, epoch: int, steps: range, device: torch.device) -> list[RawBatch]:
+        """The worker's shares of consecutive global batches."""
+        if not self._loader:
+            images = [source.data.images for source in self.sources]
+            slow = any(isinstance(lazy, Stored) and lazy.slow for lazy in images)
+            read_batch = partial(_read_batch, tuple(self.sources))
+            self._loader.append(Loader(read_batch, self.loaders if slow else 0))
+        first = epoch * self.steps
+        numbers = range(first + steps.start, first + steps.stop)
+        return [batch.to(device) for batch in self._loader[0].read_range(numbers)]
+
+    def close(self) -> None:
+        """Stop the loader processes, if any."""
+        for loader in self._loader:
+            loader.close()
+
+
+def _read_batch(sources: Sequence[BatchSource], number: int) -> RawBatch:
+    batches = [source.read(number) for source in sources]
+    assert len({batch.x.dtype for batch in batches}) == 1  # uint8 next to floats would be cast
+    return RawBatch.cat(batches)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How unlabelled images are mixed into a batch."""
+
+    share: float = 0.5
+    """Their share of a batch."""
+    weight: float = 1.0
+    """Weight of an unlabelled image relative to a labelled one."""
+    epoch_by: str = "labelled"
+    """Whose number defines an epoch: `labelled`, `unlabelled` or `both`."""
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """How datasets are partitioned among workers, and how this one reads its share."""
+
+    batch: int
+    """The global batch size."""
+    workers: int
+    place: int
+    """This worker's rank."""
+    seed: int
+    parts: int | None = None
+    loaders: int = 0
+    random_crops: bool = False
+
+    def source(
+        self, data: ImageData | Partitions, count: int, parts: int | None, seed: int
+    ) -> BatchSource:
+        """This worker's share of a dataset that contributes `count` images to a batch."""
+        if isinstance(data, Partitions):
+            if parts not in (None, len(data.sizes)):
+                raise ValueError(
+                    f"data.parts = {parts}: the data is already stored in {len(data.sizes)} "
+                    "partitions; remove the setting"
+                )
+            sampler: PartitionSampler = data.sampler(count, workers=self.workers, seed=seed)
+        else:
+            sampler = RandomPartitionSampler(
+                len(data), count, parts=parts, workers=self.workers, seed=seed
+            )
+        source = BatchSource.of(data, sampler, self.place)
+        if not self.random_crops:
+            return source
+        if not isinstance(source.data.images, Stored) or not source.data.images.slow:
+            raise ValueError(
+                "data.augmentation = resized-crop: needs picture files, not arrays of images of "
+                "one size; use crop-flip"
+            )
+        return replace(source, crops=seed)
+
+
+def make_batches(
+    labelled: ImageData | Partitions, unlabelled: ImageData | None, mix: Mix, dealing: PartitionPlan
+) -> Batches:
+    """The batches of one worker."""
+    batch, parts, seed = dealing.batch, dealing.parts, dealing.seed
+    if unlabelled is None:
+        source = dealing.source(labelled, batch, parts, seed)
+        return Batches([source], source.sampler.steps, dealing.loaders)
+    count = round(mix.share * batch)
+    if not 0 < count < batch:
+        raise ValueError(
+            f"data.unlabelled_share = {mix.share:g}: leaves {batch - count} labelled and {count} "
+            f"unlabelled images in a batch of {batch}; it needs at least one of each"
+        )
+    if parts is None:
+        parts = min(default_partitions(dealing.workers, size) for size in (batch - count, count))
+    given = isinstance(labelled, Partitions)
+    first = dealing.source(labelled, batch - count, None if given else parts, seed)
+    second = dealing.source(unlabelled, count, parts, derive(seed, "unlabelled"))
+    steps = {
+        "labelled": first.sampler.steps,
+        "unlabelled": second.sampler.steps,
+        "both": (len(labelled) + len(unlabelled)) // batch,
+    }[mix.epoch_by]
+    second = replace(second, weight=mix.weight, offset=len(labelled))
+    return Batches([first, second], steps, dealing.loaders)

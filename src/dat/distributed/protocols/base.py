@@ -1,0 +1,72 @@
+"""What a protocol says of itself: settings, the route on the workers, phases for the planner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from dat.core.settings import SettingError, Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.futures import Future
+
+    from dat.distributed.phases import PlannedBucket, PlannedExchange, Topology
+    from dat.distributed.quantizers import Quantizer
+    from dat.distributed.routes import GradientBucket, GradientRoute
+    from dat.distributed.traffic import Ledger
+    from dat.distributed.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol(Settings):
+    """A way to exchange gradients."""
+
+    staged: ClassVar[bool] = True
+    """A bucket passes through two stages (`route`), each with a thread of its own. Otherwise one
+    collective of torch's sums it (`sum_bucket`)."""
+
+    def check(self, quantizer: Quantizer, workers: int) -> None:
+        """Refuse a quantizer or a number of workers that the protocol does not work with."""
+
+    def sharding_conflict(self) -> str:
+        """Why it cannot sum the gradients of a sharded model, and what to set."""
+        return "its gradients are shared out, not sent to all; use protocol.name default"
+
+    def settle(self, world: World) -> Self:
+        """The same protocol, completed by what only these workers know; all of them call it."""
+        return self
+
+    def sender(self, rank: int) -> int:
+        """Whose random numbers a worker rounds with."""
+        return rank
+
+    def levels(self, quantizer: Quantizer, workers: int) -> int:
+        """Steps on either side of zero that a worker's codes have."""
+        return quantizer.levels
+
+    def route(self, bucket: GradientBucket) -> GradientRoute:
+        """What exchanges a bucket on the workers, if the protocol is `staged`."""
+        raise NotImplementedError
+
+    def sum_bucket(self, gradient: Tensor, world: World, ledger: Ledger) -> Future[Tensor]:
+        """Begin to sum a bucket in place, if the protocol is not `staged`; the future gives the
+        same tensor."""
+        raise NotImplementedError
+
+    def applicable(self, quantizer: Quantizer, topology: Topology) -> bool:
+        """Whether a plan for these workers should consider the protocol."""
+        try:
+            self.check(quantizer, topology.workers)
+        except SettingError:
+            return False
+        return True
+
+    def phases(self, bucket: PlannedBucket) -> PlannedExchange:
+        """The exchange of a bucket, phase by phase: the same bytes as on the workers."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeferredProtocol(Protocol):
+    """Stands for another protocol, which `choose` picks before the first exchange."""

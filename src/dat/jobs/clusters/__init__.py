@@ -1,0 +1,9 @@
+"""The same run on many nodes: files and commands for torchrun, SLURM, Kubernetes and Ray."""
+
+from dat.jobs.clusters.job import ClusterJob
+from dat.jobs.clusters.kubernetes import KINDS, manifest
+from dat.jobs.clusters.ray import ray_script
+from dat.jobs.clusters.slurm import Queue, script
+from dat.jobs.clusters.torchrun import commands
+
+__all__ = ["KINDS", "ClusterJob", "Queue", "commands", "manifest", "ray_script", "script"]

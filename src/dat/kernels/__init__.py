@@ -1,0 +1,1 @@
+"""Compiled kernels, each with its Python binding and a torch equivalent."""

@@ -1,0 +1,1 @@
+"""Gradient quantization: the C kernel, its binding, and a reference implementation in torch."""

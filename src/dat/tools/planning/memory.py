@@ -1,0 +1,110 @@
+"""An estimate of a worker's memory: its state, and the peak of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dat.config.schema import RunConfig
+from dat.optim import LAMB, SGD
+
+FLOAT = 4
+BATCHES = 2, 4
+"""Batch sizes whose activations are counted."""
+IMAGE_COPIES = 4
+"""Clean images, adversarial images, their gradient, and the next iterate of the attack."""
+
+
+class Activations(NamedTuple):
+    """Bytes that a forward pass saves for its backward pass."""
+
+    fixed: float
+    per_image: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes, by purpose."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    copies: int
+    """Copies of the weights: the folded one to attack, the average, those of AWP."""
+    exchange: int
+    activations: int
+    images: int
+
+    @property
+    def total(self) -> int:
+        return sum(vars(self).values())
+
+
+def count_activations(model: nn.Module, shape: tuple[int, ...]) -> Activations:
+    """What autograd saves: a fixed part and one per image, from two batch sizes."""
+    small, large = BATCHES
+    saved, saved_more = (_saved_bytes(model, torch.rand(count, *shape)) for count in BATCHES)
+    per_image = (saved_more - saved) / (large - small)
+    return Activations(max(saved - small * per_image, 0.0), per_image)
+
+
+def _saved_bytes(model: nn.Module, x: Tensor) -> int:
+    """Bytes of the distinct storages that autograd saves, without weights and buffers."""
+    tensors = (*model.parameters(), *model.buffers())
+    own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    was_training = model.training
+    model.train()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = model(x)
+    finally:
+        model.train(was_training)
+    del output
+    return sum(saved.values())
+
+
+def optimizer_states(config: RunConfig) -> int:
+    """Values kept per weight: two moments of LAMB, one momentum of the others."""
+    if isinstance(config.optimizer, LAMB):
+        return 2
+    if isinstance(config.optimizer, SGD) and config.optimizer.momentum == 0:
+        return 0
+    return 1
+
+
+def estimate_memory(
+    config: RunConfig,
+    *,
+    values: int,
+    activations: Activations,
+    pixels: int,
+    images: float,
+    exchange: int,
+) -> MemoryEstimate:
+    """The memory of a worker with `images` images per step and `exchange` bytes of buffers."""
+    weights = FLOAT * values
+    at_once = images / config.compute.pieces
+    half = 0.5 if config.compute.precision == "bfloat16" else 1.0
+    feedback = 2 * weights if config.quantizer.error_feedback and not config.quantizer.dense else 0
+    options = config.train.options
+    copies = sum(map(bool, (config.compute.fold, options.averaging.decay, options.awp.gamma)))
+    return MemoryEstimate(
+        weights=weights,
+        gradients=weights,
+        optimizer=optimizer_states(config) * weights,
+        copies=copies * weights,
+        exchange=exchange + feedback,
+        activations=round(half * (activations.fixed + at_once * activations.per_image)),
+        images=round(IMAGE_COPIES * images * FLOAT * pixels),
+    )

@@ -1,0 +1,339 @@
+"""How a worker computes, for every method: memory layout, compilation, precision, micro-batches.
+
+None of it changes the results beyond rounding, with one exception: if a batch is computed in
+pieces, batch norms see one piece at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dat import models
+from dat.attacks import attack_mode
+from dat.core.lazy import nn, torch
+from dat.core.settings import SettingError, Settings, setting
+from dat.kernels import convolve
+from dat.objectives.base import Network
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COMPILE_FROM = 5_000_000
+"""Images times passes from which a minute of compilation pays off, for `compute.compile = auto`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute(Settings):
+    """Settings of the computation that do not depend on the method."""
+
+    layout: str = setting(
+        "auto",
+        "memory layout of images: channels-last, faster for convolutions, or as given; auto: "
+        "channels-last if the network supports it",
+        choices=("auto", "channels-last", "given"),
+    )
+    fold: bool = setting(True, "attack a frozen copy of the network with folded batch norms")
+    compile: str = setting(
+        "auto",
+        "torch.compile the attacked network; auto: on cuda, if the run is long enough to pay off",
+        choices=("auto", "on", "off"),
+    )
+    precision: str = setting(
+        "float32",
+        "precision of forward and backward passes; weights and sums stay in float32",
+        choices=("float32", "bfloat16"),
+    )
+    pieces: int = setting(
+        1, "micro-batches that a worker splits its share of a batch into, to save memory", ge=1
+    )
+    kernels: bool = setting(
+        True, "use DAT's own convolution kernels on CPUs where they are faster than PyTorch's"
+    )
+    recompute: bool = setting(
+        False, "activation checkpointing: recompute activations inside blocks to save memory"
+    )
+
+    def sharding_conflict(self) -> str:
+        """Which setting does not support a sharded model, and what to set."""
+        if self.layout == "channels-last":
+            return "torch shards weights in channels-first layout; use compute.layout auto"
+        if self.compile == "on":
+            return "only an unsharded copy of the network is compiled; use compute.compile auto"
+        if self.pieces > 1:
+            return "workers may have different numbers of pieces; use compute.pieces 1"
+        return ""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Runs a network: the copy that is attacked, and the model that learns."""
+
+    model: nn.Module
+    compute: Compute = field(default_factory=Compute)
+    folded: models.Folded | None = None
+    """The copy that is attacked."""
+    format: torch.memory_format = field(default_factory=lambda: torch.contiguous_format)
+    notes: tuple[str, ...] = ()
+    """The choices made, as readable text."""
+    blocks: tuple[nn.Module, ...] = ()
+    """The blocks whose activations are recomputed in the backward pass."""
+    convolutions: tuple[nn.Module, ...] = ()
+    """The convolutions that DAT's own kernels compute."""
+    x: Tensor | None = None
+    """Sample images."""
+    adapter: models.Adapter = field(default_factory=lambda: models.Adapter())
+    """What the model needs around its forward pass."""
+
+    @classmethod
+    def of(cls, model: nn.Module, compute: Compute, x: Tensor, work: int) -> Engine:
+        """Set up for images like `x` and a total of `work` passes of one image. Changes the memory
+        layout of the model's weights. Every worker makes the same choices."""
+        notes: list[str] = []
+        adapter = models.Adapter.of(model, x)
+        _check_dtype(model)
+        channels_last, note = _layout(model, compute.layout, x, adapter)
+        form = torch.channels_last if channels_last else torch.contiguous_format
+        model.to(memory_format=form)  # type: ignore[call-overload]
+        notes.append(note)
+        folded = None
+        if compute.fold:
+            with attack_mode(model):
+                given = models.Adapted(model, adapter) if adapter else model
+                folded = models.fold(given, x, quick=compute.kernels and compute.compile != "on")
+            notes.append(folded.note)
+        network, note = _compiled(folded.network if folded else model, compute, x, work)
+        if folded and network is not None:
+            folded = folded._replace(network=network)
+        notes.append(note)
+        if compute.precision != "float32":
+            notes.append(compute.precision)
+        blocks = _blocks(model) if compute.recompute else ()
+        convolutions = _convolutions(model, compute)
+        if convolutions:
+            notes.append(f"{len(convolutions)} convolutions by our kernels")
+        choices = tuple(note for note in notes if note)
+        return cls(model, compute, folded, form, choices, blocks, convolutions, x, adapter)
+
+    @classmethod
+    def of_sharded(cls, model: nn.Module, compute: Compute) -> Engine:
+        """Set up for a sharded model. The attack runs on the model itself, because a copy would be
+        unsharded, and the weights stay channels first, as torch shards them."""
+        notes: tuple[str, ...] = ("sharded: attacked without a copy, channels first",)
+        if compute.precision != "float32":
+            notes = (*notes, compute.precision)
+        blocks = _blocks(model) if compute.recompute else ()
+        return cls(model, compute, notes=notes, blocks=blocks)
+
+    def checked(self) -> Engine:
+        """This engine, but without the folded copy if its outputs differ from the model's because
+        something other than weights has changed since it was traced."""
+        if self.folded is None or self.x is None:
+            return self
+        self.folded.follow()
+        if models.alike(models.Adapted(self.model, self.adapter), self.folded.network, self.x):
+            return self
+        note = "folded copy dropped: its outputs differ from the model's"
+        return replace(self, folded=None, notes=(*self.notes, note))
+
+    def to_memory_format(self, x: Tensor) -> Tensor:
+        """Images in the network's memory layout."""
+        return x.contiguous(memory_format=self.format) if x.dim() == 4 else x
+
+    def target(self, *, eval_mode: bool) -> nn.Module:
+        """The network to attack: the folded copy with current weights, or the model itself."""
+        if self.folded is None or not eval_mode:
+            return self.model
+        self.folded.follow()
+        return self.folded.network
+
+    def pieces(self, count: int, most: int | None = None) -> list[slice]:
+        """Split `count` images into at most `most` pieces."""
+        pieces = min(self.compute.pieces if most is None else most, max(count, 1))
+        ends = [number * count // pieces for number in range(pieces + 1)]
+        return [slice(*pair) for pair in pairwise(ends)]
+
+    def cast(self, network: Network) -> Network:
+        """The network with its adapter, in the configured precision; its logits are float32."""
+        from dat.core.precision import PRECISIONS, in_precision
+
+        def logits(x: Tensor) -> Tensor:  # the adapter may only be needed in training mode
+            return self.adapter(network, x, training=self.model.training)
+
+        return in_precision(logits, PRECISIONS[self.compute.precision])
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """A context for an update's forward pass: recomputed activations and faster kernels."""
+        with ExitStack() as stack:
+            stack.enter_context(convolve.faster(self.convolutions))
+            for block in self.blocks:
+                within = set(block.modules()) & set(self.convolutions)
+                stack.enter_context(_recomputed(block, tuple(within)))
+            yield
+
+
+def _check_dtype(model: nn.Module) -> None:
+    """Refuse low-precision weights: small updates would be rounded away."""
+    low_precision = (torch.float16, torch.bfloat16)
+    trainable = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    dtype = next((p.dtype for p in trainable if p.dtype in low_precision), None)
+    if dtype:
+        raise ValueError(
+            f"the model's weights are {str(dtype).removeprefix('torch.')}: train them in float32 "
+            "(model.float()), then set compute.precision = bfloat16 for mixed precision"
+        )
+
+
+def _layout(model: nn.Module, layout: str, x: Tensor, adapter: models.Adapter) -> tuple[bool, str]:
+    """Whether to use channels last, and a note."""
+    if layout == "given" or x.dim() != 4:
+        return False, ""
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    if layout == "auto" and not convolutions:
+        return False, ""
+    if x.device.type == "cpu" and any(map(_corrupts, convolutions)):
+        reason = "a strided 1 x 1 convolution whose input channels are not a multiple of 8"
+        if layout != "auto":
+            raise SettingError(f"compute.layout = {layout}: torch may crash on {reason}; use auto")
+        return False, f"not channels last: {reason}"
+    tensors = (*model.parameters(), *model.buffers())
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        with attack_mode(model), torch.no_grad():
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            replace(adapter, contiguous=False)(
+                model, x.contiguous(memory_format=torch.channels_last)
+            )
+        return True, "channels last"
+    except RuntimeError as error:
+        if layout != "auto":
+            reason = " ".join(str(error).split())
+            raise SettingError(
+                f"compute.layout = {layout}: the model fails ({reason}); use auto"
+            ) from None
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        return False, "not channels last: the model fails (a view? use reshape or flatten)"
+    finally:
+        with torch.no_grad():
+            for tensor, value in before:  # buffers may count forward passes
+                tensor.copy_(value)
+
+
+def _corrupts(layer: nn.Conv2d) -> bool:
+    """torch 2.13 on AVX2 writes the weight gradient of a channels-last, strided 1 x 1 convolution
+    with fewer than 8 input channels out of bounds. Only multiples of 8 are considered safe."""
+    strided = layer.kernel_size == (1, 1) and max(layer.stride) > 1
+    return strided and bool((layer.in_channels // layer.groups) % 8)
+
+
+def _compiled(
+    network: nn.Module, compute: Compute, x: Tensor, work: int
+) -> tuple[nn.Module | None, str]:
+    """The compiled network, or None, and a note."""
+    if compute.compile == "off" or (compute.compile == "auto" and x.device.type != "cuda"):
+        return None, ""  # on CPUs, compiling gains nothing beyond folding
+    if compute.compile == "auto" and work < COMPILE_FROM:
+        return None, "not compiled: the run is too short"
+    if not compute.fold:
+        raise SettingError("compute.compile = on: compiles the copy; set compute.fold = true")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache/dat/compiled"))
+    compiled: Any = torch.compile(network, dynamic=False)
+    try:
+        probe = x.detach().clone().requires_grad_(True)
+        torch.autograd.grad(compiled(probe).sum(), probe)
+    except Exception as error:  # a compiler can fail in any way
+        if compute.compile == "auto":
+            return None, f"not compiled: {type(error).__name__}"
+        reason = str(error).strip().splitlines()[0]
+        raise SettingError(f"compute.compile = on: cannot be compiled ({reason})") from error
+    return compiled, "compiled"
+
+
+def _convolutions(model: nn.Module, compute: Compute) -> tuple[nn.Module, ...]:
+    if not compute.kernels or compute.precision != "float32":
+        return ()
+    return tuple(layer for layer in model.modules() if convolve.ways(layer) != convolve.Ways())
+
+
+def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Children of an nn.Sequential or nn.ModuleList that have children themselves and are neither;
+    of nested blocks, only the innermost."""
+    sequences = (nn.Sequential, nn.ModuleList)
+    blocks = {
+        id(child): child
+        for module in model.modules()
+        if isinstance(module, sequences)
+        for child in module.children()
+        if not isinstance(child, sequences) and any(child.children())
+    }
+    return tuple(
+        block
+        for block in blocks.values()
+        if not any(id(module) in blocks for module in list(block.modules())[1:])
+    )
+
+
+def _blocks(model: nn.Module) -> tuple[nn.Module, ...]:
+    blocks = blocks_of(model)
+    if not blocks:
+        raise SettingError(
+            "compute.recompute: the model has no blocks (modules with submodules, inside an "
+            "nn.Sequential or nn.ModuleList)"
+        )
+    return blocks
+
+
+@contextmanager
+def _recomputed(block: nn.Module, convolutions: tuple[nn.Module, ...]) -> Iterator[None]:
+    from torch.utils.checkpoint import checkpoint
+
+    plain: Callable[..., Any] = block.forward
+    norms = [
+        module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
+    tracking = [norm for norm in norms if norm.track_running_stats]
+
+    @contextmanager
+    def recomputation(forwards: list[Any]) -> Iterator[None]:
+        """Repeat the first pass with the same `forward` of each batch norm, but without updating
+        running statistics a second time."""
+        current = [vars(norm).get("forward") for norm in norms]
+        _set_forward(norms, forwards)
+        before = [(norm, norm.momentum) for norm in tracking]
+        for norm in tracking:
+            norm.momentum = 0.0
+        try:
+            with convolve.faster(convolutions):
+                yield
+        finally:
+            _set_forward(norms, current)
+            for norm, momentum in before:
+                norm.momentum = momentum
+                if norm.training and norm.num_batches_tracked is not None:
+                    norm.num_batches_tracked.sub_(1)
+
+    def forward(*arguments: Any, **options: Any) -> Any:
+        forwards = [vars(norm).get("forward") for norm in norms]
+        contexts = lambda: (nullcontext(), recomputation(forwards))  # noqa: E731
+        return checkpoint(plain, *arguments, use_reentrant=False, context_fn=contexts, **options)
+
+    block.forward = forward
+    try:
+        yield
+    finally:
+        del block.forward
+
+
+def _set_forward(norms: Sequence[nn.Module], forwards: Sequence[Any]) -> None:
+    """Set each module's `forward`; None restores the class's own."""
+    for norm, forward in zip(norms, forwards, strict=True):
+        if forward is not None:
+            norm.forward = forward
+        else:
+            vars(norm).pop("forward", None)

@@ -1,0 +1,50 @@
+"""Old public names still work, and each names the new one."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+import dat
+
+MODULES = {
+    "dat.Victim": "AttackTarget",
+    "dat.attacks.Victim": "AttackTarget",
+    "dat.core.rng.Draws": "Streams",
+    "dat.data.Parts": "Partitions",
+    "dat.optim.OuterOracle": "OptimizerSettings",
+    "dat.train.Listener": "Callback",
+    "dat.train.Resumption": "Checkpoint",
+    "dat.train.Saver": "Checkpointer",
+}
+ATTRIBUTES: dict[tuple[type, str], str] = {
+    (dat.AttackTarget, "pick"): "select",
+    (dat.AttackTarget, "see"): "forward",
+    (dat.AttackTarget, "wrong"): "misclassified",
+    (dat.Batch, "pick"): "select",
+    (dat.Exchange, "share"): "all_gather_stats",
+    (dat.PGD, "pace"): "effective_step_size",
+    (dat.ThreatModel, "random_edge"): "random_boundary_start",
+    (dat.ThreatModel, "reach"): "step_to_hyperplane",
+    (dat.World, "meet"): "barrier",
+}
+
+
+@pytest.mark.parametrize("old", MODULES)
+def test_an_old_name_of_a_module_is_the_new_one(old: str) -> None:
+    module, _, name = old.rpartition(".")
+    home: Any = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=rf"{old} is deprecated, use {module}.\w+"):
+        value = getattr(home, name)
+    assert value is getattr(home, MODULES[old])
+    assert name not in getattr(home, "__all__", ())
+
+
+@pytest.mark.parametrize(("owner", "old"), ATTRIBUTES)
+def test_an_old_method_is_the_new_one(owner: type, old: str) -> None:
+    new = ATTRIBUTES[owner, old]
+    with pytest.warns(DeprecationWarning, match=rf"{old} is deprecated, use \w+\.{new}"):
+        value = getattr(owner, old)
+    assert value == getattr(owner, new)

@@ -1,0 +1,59 @@
+"""A worker's process: freed memory is kept, and the cores are divided between workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import json, resource, torch
+from dat.distributed import World
+torch.set_num_threads(1)
+with World.join(device="cpu", threads=1, allocator={allocator!r}, pin={pin}) as world:
+    def churn():
+        for _ in range(20):
+            torch.ones(4, 1024, 1024)
+    churn()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    churn()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    print(json.dumps({{"faults": faults, **world.process_settings}}))
+"""
+
+
+def run_worker(allocator: str, *, pin: bool = False, **variables: str) -> dict[str, object]:
+    """The page faults of 20 large tensors and the process settings, from a new process."""
+    code = FAULTS.format(allocator=allocator, pin=pin)
+    ours = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "LD_PRELOAD")
+    clean = {name: value for name, value in os.environ.items() if name not in ours}
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    report: dict[str, object] = json.loads(process.stdout)
+    return report
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_freed_memory_is_kept_for_the_next_tensors() -> None:
+    """The system counts page faults: up to 4,096 for each of 20 tensors."""
+    default, tuned = run_worker("system"), run_worker("tuned", pin=True)
+    assert default["allocator"] == "system default" and "cores" not in default
+    assert tuned["allocator"] == "keeps freed pages" and tuned["cores"] == sorted(
+        os.sched_getaffinity(0)
+    )
+    assert isinstance(default["faults"], int) and isinstance(tuned["faults"], int)
+    if default["faults"] > 10_000:  # with huge pages there is nothing to gain
+        assert tuned["faults"] < default["faults"] / 100
+
+
+def test_the_users_allocator_settings_are_kept() -> None:
+    report = run_worker("tuned", MALLOC_TRIM_THRESHOLD_="100000")
+    assert report["allocator"] == "set by the environment"
