@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from dat.core.deprecation import RenamedAttribute
 from dat.core.tracing import staged
+from dat.distributed.collectives import start_all_gather
 from dat.distributed.routes import ErrorFeedbackMemory
 from dat.distributed.shards import Shards
 from dat.distributed.traffic import Ledger, to_all_others
@@ -118,9 +118,8 @@ class BaseExchange(ABC):
         """
         buffers = self._running_statistics()
         own = torch.cat([stats.detach().float(), *(buffer.flatten() for buffer in buffers)])
-        rows = own.new_empty((self.world.size, len(own)))
         finish, sent = self.ledger.start_transfer(), to_all_others(own, self.world)
-        work = dist.all_gather(list(rows.unbind()), own, async_op=True)
+        rows, gather = start_all_gather(own, self.world.size)
 
         def record(gathered: torch.futures.Future[Any]) -> Tensor:
             # must not refer to `self`: gloo's thread may release this closure last, and would then
@@ -129,7 +128,7 @@ class BaseExchange(ABC):
             finish(*sent)
             return rows
 
-        recorded = work.get_future().then(record)
+        recorded = gather.then(record)
 
         @staged("exchange")
         def receive() -> Tensor:

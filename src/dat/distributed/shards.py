@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from dat.core.settings import SettingError
+from dat.distributed.collectives import all_reduce
 from dat.distributed.traffic import Ledger, ring_bytes
 from dat.distributed.world import World
 
@@ -111,7 +112,7 @@ class Shards:
     def total(self, values: Tensor) -> Tensor:
         """The sum over the shards of one model, in place; the same bits on each of its workers."""
         finish = self._ledger.start_transfer()
-        dist.all_reduce(values, group=self.group)
+        all_reduce(values, self.group)
         sent = ring_bytes(values.nbytes, self.size)
         finish(sent, sent if self.spans_nodes else 0)
         return values

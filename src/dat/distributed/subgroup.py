@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dat.distributed.collectives import all_gather, all_reduce
 from dat.distributed.traffic import Ledger
 from dat.distributed.world import World
 
@@ -58,16 +59,15 @@ class WorkerSubgroup:
         """The sum over the subgroup, without a gradient; the same bits on every worker."""
         values = values.clone(memory_format=torch.contiguous_format)
         finish = self._ledger.start_transfer()
-        dist.all_reduce(values, group=self._group)
+        all_reduce(values, self._group)
         self._record(finish, 2 * values.nbytes * (self.size - 1) // self.size)
         return values
 
     def gather(self, values: Tensor) -> Tensor:
         """The values of all workers of the subgroup, one row per rank, without a gradient."""
         values = values.contiguous()
-        rows = values.new_empty((self.size, *values.shape))
         finish = self._ledger.start_transfer()
-        dist.all_gather(list(rows.unbind()), values, group=self._group)
+        rows = all_gather(values, self.size, self._group)
         self._record(finish, values.nbytes * (self.size - 1))
         return rows
 
@@ -75,7 +75,7 @@ class WorkerSubgroup:
         """The minimum over the subgroup."""
         value = torch.tensor(number, device=self._device)
         finish = self._ledger.start_transfer()
-        dist.all_reduce(value, dist.ReduceOp.MIN, group=self._group)
+        all_reduce(value, self._group, dist.ReduceOp.MIN)
         self._record(finish, 2 * value.nbytes * (self.size - 1) // self.size)
         return int(value)
 

@@ -8,7 +8,6 @@ import re
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from dat.core.deprecation import RenamedAttribute
 from dat.distributed.affinity import keep_freed_pages, pin_to_cores
+from dat.distributed.collectives import all_gather, all_reduce
 from dat.distributed.rendezvous import rendezvous_after_restart
 
 T = TypeVar("T")
@@ -81,8 +81,6 @@ class World:
     """Set when this worker leaves; stops its liveness thread."""
     checked_by: list[int] = field(default_factory=list)
     """Ranks whose liveness check this worker has seen."""
-    recent: deque[dist.Work] = field(default_factory=lambda: deque(maxlen=4))
-    """The last collectives, kept alive until gloo's threads have released them."""
     process_settings: dict[str, Any] = field(default_factory=dict)
     """Allocator and core settings of this process, for the record."""
     local_rank: int = 0
@@ -162,21 +160,13 @@ class World:
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all workers, on the CPU; exact for integers."""
         total = values.to(self.device, copy=True)
-        self._wait(dist.all_reduce(total, async_op=True))
+        all_reduce(total)
         return total.cpu()
 
     def gather(self, values: Tensor) -> Tensor:
         """The values of all workers, one row per rank, on the CPU."""
         own = values.to(self.device).contiguous()
-        rows = torch.empty((self.size, *own.shape), dtype=own.dtype, device=self.device)
-        self._wait(dist.all_gather(list(rows.unbind()), own, async_op=True))
-        return rows.cpu()
-
-    def _wait(self, work: dist.Work) -> None:
-        """Wait, and keep the work alive: if gloo's thread is the last to release its tensors, it
-        needs the GIL, and aborts the process if Python exits meanwhile."""
-        self.recent.append(work)
-        work.wait()
+        return all_gather(own, self.size).cpu()
 
     def workers_per_node(self) -> int:
         """Workers per node, which must be equal on all nodes, with consecutive ranks on each. A

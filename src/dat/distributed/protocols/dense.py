@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dat.core.settings import SettingError
-from dat.distributed.lazy import dist
+from dat.distributed.lazy import collectives
 from dat.distributed.phases import PlannedBucket, PlannedExchange
 from dat.distributed.protocols.base import Protocol
 from dat.distributed.traffic import around_ring, ring_bytes
@@ -38,15 +38,14 @@ class Dense(Protocol):
 
     def sum_bucket(self, gradient: Tensor, world: World, ledger: Ledger) -> Future[Tensor]:
         land, load = ledger.start_transfer(), around_ring(gradient, world)
-        work = dist.all_reduce(gradient, async_op=True)
+        reduction = collectives.start_all_reduce(gradient)
 
         def finish(summed: Future[Any]) -> Tensor:
             total: Tensor = summed.value()[0]  # raises the error that the exchange failed with
             land(*load)
             return total
 
-        future: Future[Tensor] = work.get_future().then(finish)
-        return future
+        return reduction.then(finish)
 
     def phases(self, bucket: PlannedBucket) -> PlannedExchange:
         workers, size = bucket.topology.workers, bucket.float_bytes
