@@ -37,6 +37,8 @@ MOVED = {
     "measure": "jobs.evaluate",
     "selftrain": "jobs.selftrain",
     "training": "jobs.train",
+    "commands": "cli",
+    "starter": "jobs.starter",
     "convolve": "kernels.convolve",
     "native": "kernels.native",
     "bench": "tools.bench",

@@ -26,7 +26,20 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        renamed={"Parts": "Partitions"},
+        renamed={
+            "Dealing": "PartitionPlan",
+            "Drawn": "RawBatch",
+            "Parts": "Partitions",
+            "Plan": "PartitionSampler",
+            "Reading": "ReadOptions",
+            "Rounds": "LocalPartitionSampler",
+            "Source": "BatchSource",
+            "Split": "RandomPartitionSampler",
+            "Supply": "Batches",
+            "default_parts": "default_partitions",
+            "some_images": "class_balanced_subset",
+            "supply": "make_batches",
+        },
         images="UNLABELLED ImageData as_floats",
         local="Partitions LocalPartitionSampler",
         partitions=(

@@ -51,6 +51,16 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
+        renamed={
+            "GATHER": "GATHER_CHOICES",
+            "NORMS": "BATCH_NORM_SCOPES",
+            "Norms": "ScopedBatchNorm",
+            "Part": "TensorShard",
+            "Team": "WorkerSubgroup",
+            "check_team": "check_subgroup",
+            "local_of": "local_tensor",
+            "part_of": "shard_of",
+        },
         base="BaseExchange",
         choice="choose choose_default",
         exchange="Exchange",

@@ -4,6 +4,7 @@ An objective defines what the attack maximises (`phi`) and what the optimizer mi
 add one: a file here, a line below.
 """
 
+from dat.core.deprecation import renamed_names
 from dat.objectives.adversarial import Adversarial
 from dat.objectives.base import Batch, Objective, Outcome, SubgroupLike
 from dat.objectives.gradalign import GradAlign
@@ -38,3 +39,5 @@ __all__ = [
     "Stability",
     "SubgroupLike",
 ]
+
+__getattr__ = renamed_names(__name__, Team="SubgroupLike")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
+        renamed={"Convolution": "NativeConv2d", "quicken": "use_native_convolutions"},
         kernel="available convolve input_gradient weight_gradient",
         layers="NativeConv2d Ways faster use_native_convolutions ways",
     )

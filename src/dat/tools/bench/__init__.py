@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
+        renamed={
+            "Race": "Comparison",
+            "Scene": "Workload",
+            "StepScene": "StepWorkload",
+            "show_race": "show_comparison",
+        },
         attack="bench_attack",
         comm="CommPlan bench_comm measure_comm",
         evaluate="bench_evaluate",

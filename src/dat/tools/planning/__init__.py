@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
+        renamed={"Compute": "ComputeTimes", "Link": "NetworkLink"},
         calibration="calibrate",
         costs="Costs",
         gradient="Gradient",

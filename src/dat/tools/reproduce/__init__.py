@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
+        renamed={"Plan": "StudyPlan", "Row": "StudyRow", "prove": "check_theorem"},
         figures="cells headers",
         job="reproduce",
         theorem="check_theorem",
