@@ -79,20 +79,20 @@ def _assess(model: nn.Module, world: World) -> Any:
         assert verdicts.examples is not None and verdicts.examples.dtype == torch.float32
         assert (verdicts.examples - images()).abs().max() <= THREAT.eps + 1e-6
     random = any("is randomized" in it for it in found.warnings)
-    return random, {name: verdicts.fell.tolist() for name, verdicts in found.suites.items()}
+    return random, {name: verdicts.broken_by.tolist() for name, verdicts in found.suites.items()}
 
 
 def _folded(model: nn.Module, world: World) -> Any:
     """Enough to do that a copy is made."""
     data_ = ImageData.of(images().repeat(8, 1, 1, 1), labels().repeat(8), classes=CLASSES)
     found = dat.assess(model, data_, ["pgd-8"], threat=THREAT, world=world, check=False)
-    return found.suites["pgd-8"].fell.tolist()
+    return found.suites["pgd-8"].broken_by.tolist()
 
 
 def _autoattack(model: nn.Module, world: World) -> Any:
     found = dat.autoattack(model, images()[:4], labels()[:4], eps=0.05, world=world)
     assert found.examples.dtype == torch.float32
-    return found.fell_to
+    return found.broken_by
 
 
 def _sweep(model: nn.Module, world: World) -> Any:
@@ -165,7 +165,7 @@ def test_search_attacks_what_gives_no_gradient(world: World) -> None:
     model = ZOO["detach"].make()
     found = dat.assess(model, data(), ["square-20"], threat=THREAT, world=world)
     plain = dat.assess(ZOO["plain"].make(), data(), ["square-20"], threat=THREAT, world=world)
-    assert torch.equal(found.suites["square-20"].fell, plain.suites["square-20"].fell)
+    assert torch.equal(found.suites["square-20"].broken_by, plain.suites["square-20"].broken_by)
     assert any(it.startswith(NO_GRADIENT) for it in found.warnings)
 
 
@@ -238,7 +238,7 @@ def test_view_of_grey_and_coloured_images(channels: int, world: World) -> None:
     with torch.no_grad():
         test = ImageData.of(x, nets[0](x).argmax(1), classes=CLASSES)
     fell = [
-        dat.assess(net, test, ["pgd-10"], threat=THREAT, world=world).suites["pgd-10"].fell
+        dat.assess(net, test, ["pgd-10"], threat=THREAT, world=world).suites["pgd-10"].broken_by
         for net in nets
     ]
     assert torch.equal(*fell)

@@ -55,7 +55,7 @@ def make_worker(
     threat: ThreatModel,
     attack: Attack,
     exchange: BaseExchange,
-    team: WorkerSubgroup,
+    subgroup: WorkerSubgroup,
     attack_bn: str = "eval",
     schedule: BatchSchedule | None = None,
     parts: Iterable[Part] = (),
@@ -65,7 +65,7 @@ def make_worker(
     sampler = Sampler(
         batches=batches,
         threat=threat,
-        team=team,
+        subgroup=subgroup,
         device=exchange.world.device,
         schedule=schedule or BatchSchedule(),
         replays=attack.batch_replays,

@@ -6,8 +6,11 @@ import importlib
 from typing import Any
 
 import pytest
+import torch
 
 import dat
+from dat.core.rng import Streams
+from dat.evaluation import SuiteResult
 
 MODULES = {
     "dat.Victim": "AttackTarget",
@@ -21,7 +24,9 @@ MODULES = {
     "dat.data.Rounds": "LocalPartitionSampler",
     "dat.data.Source": "BatchSource",
     "dat.data.Split": "RandomPartitionSampler",
+    "dat.data.Stored": "LazyImages",
     "dat.data.Supply": "Batches",
+    "dat.data.Windows": "CropWindows",
     "dat.data.default_parts": "default_partitions",
     "dat.data.some_images": "class_balanced_subset",
     "dat.data.supply": "make_batches",
@@ -33,10 +38,13 @@ MODULES = {
     "dat.distributed.check_team": "check_subgroup",
     "dat.distributed.local_of": "local_tensor",
     "dat.distributed.part_of": "shard_of",
+    "dat.evaluation.Verdicts": "SuiteResult",
     "dat.jobs.clusters.Job": "ClusterJob",
     "dat.kernels.convolve.Convolution": "NativeConv2d",
     "dat.kernels.convolve.quicken": "use_native_convolutions",
     "dat.objectives.Team": "SubgroupLike",
+    "dat.report.gauge": "progress_bar",
+    "dat.report.show_measured": "show_evaluation",
     "dat.tools.bench.Race": "Comparison",
     "dat.tools.bench.Scene": "Workload",
     "dat.tools.bench.StepScene": "StepWorkload",
@@ -50,6 +58,7 @@ MODULES = {
     "dat.train.Listener": "Callback",
     "dat.train.Resumption": "Checkpoint",
     "dat.train.Saver": "Checkpointer",
+    "dat.train.loggers.base.Run": "RunInfo",
 }
 ATTRIBUTES: dict[tuple[type, str], str] = {
     (dat.AttackTarget, "pick"): "select",
@@ -57,11 +66,22 @@ ATTRIBUTES: dict[tuple[type, str], str] = {
     (dat.AttackTarget, "wrong"): "misclassified",
     (dat.Batch, "pick"): "select",
     (dat.Exchange, "share"): "all_gather_stats",
+    (dat.Objective, "check_team"): "check_subgroup",
     (dat.PGD, "pace"): "effective_step_size",
     (dat.ThreatModel, "random_edge"): "random_boundary_start",
     (dat.ThreatModel, "reach"): "step_to_hyperplane",
     (dat.World, "meet"): "barrier",
+    (SuiteResult, "fallen"): "broken",
+    (SuiteResult, "standing"): "robust",
 }
+FIELDS = [
+    (SuiteResult(("pgd",), torch.tensor([0, 1])), "fell", "broken_by"),
+    (
+        dat.Batch(torch.zeros(1), torch.zeros(1), Streams.of(0, "test", index=torch.arange(1))),
+        "team",
+        "subgroup",
+    ),
+]
 
 
 @pytest.mark.parametrize("old", MODULES)
@@ -80,3 +100,9 @@ def test_an_old_method_is_the_new_one(owner: type, old: str) -> None:
     with pytest.warns(DeprecationWarning, match=rf"{old} is deprecated, use \w+\.{new}"):
         value = getattr(owner, old)
     assert value == getattr(owner, new)
+
+
+@pytest.mark.parametrize(("instance", "old", "new"), FIELDS, ids=lambda value: str(value)[:20])
+def test_an_old_field_is_the_new_one(instance: object, old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"{old} is deprecated, use \w+\.{new}"):
+        assert getattr(instance, old) is getattr(instance, new)

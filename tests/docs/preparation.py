@@ -89,7 +89,7 @@ def weights_moved(names: Names) -> None:
 
 
 def examples_within_the_ball(names: Names) -> None:
-    assert len(names["result"].fell_to) == 3
+    assert len(names["result"].broken_by) == 3
     assert float((names["x_adv"] - names["x"]).abs().max()) <= 8 / 255 + 1e-6
 
 
@@ -161,7 +161,7 @@ def components(names: Names) -> None:
 
 def loaded(names: Names) -> None:
     assert names["logits"].shape == (3, 10)
-    assert len(names["found"].fell_to) == 3
+    assert len(names["found"].broken_by) == 3
     assert names["loss"].isfinite()
 
 

@@ -35,7 +35,7 @@ def short() -> Suite:
     )
 
 
-class Gauge:
+class ProgressRecorder:
     """Notes the progress that it is shown."""
 
     def __init__(self) -> None:

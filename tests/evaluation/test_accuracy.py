@@ -18,7 +18,7 @@ from dat.core.threat import ThreatModel
 from dat.data import ImageData
 from dat.distributed import World
 from dat.evaluation import Accuracy, Assessment, evaluate
-from tests.evaluation.cases import THREAT, Brightness, Gauge, Spy, everything, white
+from tests.evaluation.cases import THREAT, Brightness, ProgressRecorder, Spy, everything, white
 
 WEAK = PGD(steps=3)
 
@@ -122,13 +122,13 @@ def test_only_who_is_still_right_is_attacked_again(world: World) -> None:
 
 def test_progress_counts_every_image(model: nn.Module, data: ImageData, world: World) -> None:
     """Three forward passes and three backward ones, which are worth two each."""
-    gauge = Gauge()
+    progress = ProgressRecorder()
     accuracy = evaluate(
-        model, data, threat=THREAT, attack=WEAK, batch=64, world=world, progress=gauge
+        model, data, threat=THREAT, attack=WEAK, batch=64, world=world, progress=progress
     )
-    assert gauge.done == sorted(gauge.done)
-    assert gauge.done[-1] == gauge.total[-1]
-    assert gauge.done[-1] >= 9 * accuracy.clean
+    assert progress.done == sorted(progress.done)
+    assert progress.done[-1] == progress.total[-1]
+    assert progress.done[-1] >= 9 * accuracy.clean
 
 
 def test_model_is_found_as_it_was(data: ImageData, world: World) -> None:

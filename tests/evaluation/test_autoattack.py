@@ -14,7 +14,7 @@ from dat.core.threat import ThreatModel
 from dat.data import ImageData
 from dat.distributed import World
 from dat.evaluation import AutoAttacked, autoattack
-from tests.evaluation.cases import Gauge, Noisy, Spy, Stopped, everything, right
+from tests.evaluation.cases import Noisy, ProgressRecorder, Spy, Stopped, everything, right
 
 EPS = 0.08
 SUITE: dict[str, Attack] = {
@@ -42,20 +42,20 @@ def check(
     count = len(y)
     assert result.examples.shape == x.shape
     assert result.examples.dtype == x.dtype
-    assert len(result.fell_to) == count
+    assert len(result.broken_by) == count
     assert sum(result.counts.values()) + int(result.robust.sum()) == count
     assert list(result.counts) == ["clean", *result.costs]
     for name, fell in result.counts.items():
-        assert result.fell_to.count(name) == fell
-    assert set(result.fell_to) <= {*result.counts, None}
-    assert result.robust.tolist() == [name is None for name in result.fell_to]
+        assert result.broken_by.count(name) == fell
+    assert set(result.broken_by) <= {*result.counts, None}
+    assert result.robust.tolist() == [name is None for name in result.broken_by]
     assert result.ra == pytest.approx(100 * float(result.robust.double().mean()))
     with torch.no_grad():
         clean, answers = (model(images).argmax(1) for images in (x, result.examples))
-    assert [name == "clean" for name in result.fell_to] == (clean != y).tolist()
+    assert [name == "clean" for name in result.broken_by] == (clean != y).tolist()
     assert result.ta == pytest.approx(100 * float((clean == y).double().mean()))
     assert torch.equal(answers == y, result.robust)
-    unchanged = torch.tensor([name in (None, "clean") for name in result.fell_to])
+    unchanged = torch.tensor([name in (None, "clean") for name in result.broken_by])
     assert torch.equal(result.examples[unchanged], x[unchanged])
     assert float(result.examples.min()) >= 0
     assert float(result.examples.max()) <= 1
@@ -103,7 +103,7 @@ def test_the_random_version(
     assert 0 < result.ra < result.ta
     assert any("is randomized" in text for text in result.warnings)
     again = attacked(noisy, x, y, version="rand", world=world)
-    assert again.fell_to == result.fell_to
+    assert again.broken_by == result.broken_by
     assert torch.equal(again.examples, result.examples)
 
 
@@ -148,7 +148,7 @@ def test_an_interrupted_call_goes_on_where_it_was(
     calm = Spy(inner=spy.inner)
     monkeypatch.setitem(SUITE, "fgsm", calm)
     again = attacked(model, x, y, world=world, batch=33, folder=tmp_path)
-    assert again.fell_to == whole.fell_to
+    assert again.broken_by == whole.broken_by
     assert again.counts == whole.counts
     assert {name: cost[1:] for name, cost in again.costs.items()} == {
         name: cost[1:] for name, cost in whole.costs.items()
@@ -157,7 +157,7 @@ def test_an_interrupted_call_goes_on_where_it_was(
     assert spy.sizes == [8, 8]
     assert not set(spy.everybody) & set(calm.everybody)
     once_more = attacked(model, x, y, world=world, folder=tmp_path)
-    assert once_more.fell_to == whole.fell_to
+    assert once_more.broken_by == whole.broken_by
     assert torch.equal(once_more.examples, again.examples)
     assert len(list(tmp_path.glob("autoattack-*/verdicts.json"))) == 1
 
@@ -170,7 +170,7 @@ def test_images_without_a_channel(
     x, y = everything(small_data)
     expected = attacked(model, x, y, world=world)
     result = attacked(model, x.squeeze(1), y, world=world)
-    assert result.fell_to == expected.fell_to
+    assert result.broken_by == expected.broken_by
     assert result.examples.shape == (60, 8, 8)
     assert torch.equal(result.examples, expected.examples.squeeze(1))
 
@@ -181,7 +181,7 @@ def test_labels_may_be_any_whole_numbers(
 ) -> None:
     x, y = everything(small_data)
     expected = attacked(model, x, y, world=world)
-    assert attacked(model, x, y.to(dtype), world=world).fell_to == expected.fell_to
+    assert attacked(model, x, y.to(dtype), world=world).broken_by == expected.broken_by
 
 
 def test_images_may_be_doubles(
@@ -190,7 +190,7 @@ def test_images_may_be_doubles(
     x, y = everything(small_data)
     result = attacked(model, x.double(), y, world=world)
     assert result.examples.dtype == torch.float64
-    assert result.fell_to == attacked(model, x, y, world=world).fell_to
+    assert result.broken_by == attacked(model, x, y, world=world).broken_by
 
 
 def test_bytes_are_refused_or_answered_in_pixels(
@@ -227,11 +227,11 @@ def test_the_seed_and_the_progress_are_the_callers(
     model: nn.Module, small_data: ImageData, world: World, quick: None
 ) -> None:
     x, y = everything(small_data)
-    gauge = Gauge()
-    first = attacked(model, x, y, world=world, progress=gauge)
-    assert gauge.done
-    outcomes = {attacked(model, x, y, world=world, seed=seed).fell_to for seed in (0, 1, 2, 3)}
-    assert first.fell_to in outcomes
+    progress = ProgressRecorder()
+    first = attacked(model, x, y, world=world, progress=progress)
+    assert progress.done
+    outcomes = {attacked(model, x, y, world=world, seed=seed).broken_by for seed in (0, 1, 2, 3)}
+    assert first.broken_by in outcomes
     assert len(outcomes) > 1
 
 
@@ -241,5 +241,5 @@ def test_without_a_world_it_joins_one(
     x, y = everything(small_data)
     alone = attacked(model, x, y)
     joined = attacked(model, x, y, world=World.join())
-    assert alone.fell_to == joined.fell_to
+    assert alone.broken_by == joined.broken_by
     assert int(alone.robust.sum()) <= int(right(model, small_data).sum())

@@ -15,7 +15,7 @@ from dat.attacks.suites import suite_of
 from dat.core.threat import ThreatModel
 from dat.data import ImageData
 from dat.distributed import World
-from dat.evaluation import Verdicts, assess
+from dat.evaluation import SuiteResult, assess
 from dat.evaluation.checks import (
     check_attacks,
     check_curve,
@@ -113,7 +113,7 @@ def test_more_logits_than_labels_are_fine(model: nn.Module, data: ImageData, wor
     wide = after(model, lambda z: torch.cat((z, z[:, :5] - 9), 1))
     assert check_logits(wide, everything(data)[0], 10) == []
     targeted = assess(wide, data, ["apgd-t-1"], threat=THREAT, world=world).suites["apgd-t-1"]
-    assert targeted.fell.shape == (150,)
+    assert targeted.broken_by.shape == (150,)
 
 
 def test_probabilities_are_noticed(model: nn.Module, data: ImageData, world: World) -> None:
@@ -247,7 +247,7 @@ def test_checks_are_left_out_on_demand(model: nn.Module, data: ImageData, world:
 def test_what_only_square_breaks_is_suspicious(
     attacks: tuple[str, ...], fell: list[int], warned: bool
 ) -> None:
-    messages = check_square(Verdicts(attacks, torch.tensor(fell)))
+    messages = check_square(SuiteResult(attacks, torch.tensor(fell)))
     assert bool(messages) == warned
     if warned:
         count = fell.count(2)

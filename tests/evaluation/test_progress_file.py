@@ -20,14 +20,14 @@ from dat.attacks.suites import suite_of
 from dat.core.threat import ThreatModel
 from dat.data import ImageData
 from dat.distributed import World
-from dat.evaluation import Suite, Verdicts, assess
-from dat.evaluation.progress_file import Cost, EvaluationPart, Journal, fingerprint
+from dat.evaluation import Suite, SuiteResult, assess
+from dat.evaluation.progress_file import Cost, EvaluationPart, SuiteProgress, fingerprint
 from dat.evaluation.runner import Runner
 from tests.evaluation.cases import THREAT, Brightness, Spy, Stopped, everything, right, white
 
 
 class Found(NamedTuple):
-    verdicts: Verdicts
+    verdicts: SuiteResult
     given: list[list[int]]
     """The images that were attacked, batch by batch."""
 
@@ -64,10 +64,10 @@ def judge(
 
 def parts(folder: Path) -> list[EvaluationPart]:
     (place,) = folder.iterdir()
-    return list(Journal(place, {}).read())
+    return list(SuiteProgress(place, {}).read())
 
 
-def passes(verdicts: Verdicts) -> dict[str, tuple[int, int]]:
+def passes(verdicts: SuiteResult) -> dict[str, tuple[int, int]]:
     return {name: (cost.forwards, cost.backwards) for name, cost in verdicts.costs.items()}
 
 
@@ -83,7 +83,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
     before = parts(tmp_path)
     assert len(before) == bears
     again = judge(model, small_data, world, tmp_path, batch=batch)
-    assert torch.equal(again.verdicts.fell, whole.verdicts.fell)
+    assert torch.equal(again.verdicts.broken_by, whole.verdicts.broken_by)
     assert all(count > 0 for count in again.verdicts.counts().values())
     assert passes(again.verdicts) == passes(whole.verdicts)
     spent = sum(part.cost.seconds for part in before)
@@ -100,12 +100,12 @@ def test_examples_from_before_are_returned_as_well(
     before = parts(tmp_path)
     again, _ = judge(model, small_data, world, tmp_path, batch=200)
     assert again.examples is not None
-    assert any(part.fell.any() for part in before)
+    assert any(part.broken.any() for part in before)
     for part in before:
         assert part.examples is not None
-        assert torch.equal(again.examples[part.rows[part.fell]], part.examples)
+        assert torch.equal(again.examples[part.rows[part.broken]], part.examples)
     x, y = everything(small_data)
-    fell = again.fell > 0
+    fell = again.broken_by > 0
     with torch.no_grad():
         assert (model(again.examples).argmax(1) != y)[fell].all()
     assert float(THREAT.size(again.examples, x).max()) <= THREAT.eps + 1e-6
@@ -118,7 +118,7 @@ def test_a_finished_evaluation_is_read_and_not_repeated(
     first = judge(model, small_data, world, tmp_path, batch=16)
     again = judge(model, small_data, world, tmp_path, batch=7)
     assert again.given == []
-    assert torch.equal(again.verdicts.fell, first.verdicts.fell)
+    assert torch.equal(again.verdicts.broken_by, first.verdicts.broken_by)
     assert passes(again.verdicts) == passes(first.verdicts)
     for name, cost in first.verdicts.costs.items():
         assert again.verdicts.costs[name].seconds == pytest.approx(cost.seconds)
@@ -134,7 +134,7 @@ def test_the_verdicts_are_there_to_read(
     (place,) = tmp_path.iterdir()
     assert not (place / "verdicts.json").exists()
     result, _ = judge(model, small_data, world, tmp_path)
-    assert json.loads((place / "verdicts.json").read_text()) == result.fallen()
+    assert json.loads((place / "verdicts.json").read_text()) == result.broken()
     about = json.loads((place / "about.json").read_text())
     assert about["suite"] == "three"
     assert len(about["rounds"]) == 4
@@ -142,7 +142,7 @@ def test_the_verdicts_are_there_to_read(
     assert place.name.startswith("three-")
 
 
-def test_a_journal_without_examples_is_small(
+def test_a_progress_file_without_examples_is_small(
     model: nn.Module, small_data: ImageData, world: World, tmp_path: Path
 ) -> None:
     result, _ = judge(model, small_data, world, tmp_path, keep=False)
@@ -150,7 +150,7 @@ def test_a_journal_without_examples_is_small(
     assert all(part.examples is None for part in parts(tmp_path))
 
 
-def test_clean_images_need_no_journal(
+def test_clean_images_need_no_progress_file(
     model: nn.Module, small_data: ImageData, world: World, tmp_path: Path
 ) -> None:
     assess(
@@ -199,7 +199,7 @@ CHANGES: dict[str, tuple[str, Change]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_another_evaluation_has_a_journal_of_its_own(
+def test_another_evaluation_has_a_progress_file_of_its_own(
     model: nn.Module, small_data: ImageData, world: World, tmp_path: Path, change: str
 ) -> None:
     """And one that is made to share it is refused, with a word on what differs."""
@@ -210,7 +210,7 @@ def test_another_evaluation_has_a_journal_of_its_own(
     other_model, data, options = changed(model, small_data)
     fresh, given = judge(other_model, data, world, None, **options)
     result, again = judge(other_model, data, world, tmp_path, **options)
-    assert torch.equal(result.fell, fresh.fell)
+    assert torch.equal(result.broken_by, fresh.broken_by)
     assert again == given
     (second,) = set(tmp_path.iterdir()) - {first}
     assert sorted(path.name for path in first.iterdir()) == before
@@ -218,16 +218,16 @@ def test_another_evaluation_has_a_journal_of_its_own(
     about = json.loads((second / "about.json").read_text())
     message = f"{first} contains another evaluation .* choose"
     with pytest.raises(ValueError, match=message) as refused:
-        Journal(first, about).open()
+        SuiteProgress(first, about).open()
     differs = re.search(r"\(differs in (.*)\)", str(refused.value))
     assert differs is not None and key in differs[1].split(", ")
 
 
 def test_all_that_differs_is_named(tmp_path: Path) -> None:
-    Journal(tmp_path / "it", {"seed": 1, "threat": {"eps": 0.1}, "old": 1}).open()
+    SuiteProgress(tmp_path / "it", {"seed": 1, "threat": {"eps": 0.1}, "old": 1}).open()
     with pytest.raises(ValueError, match=r"\(differs in new, old, seed\)"):
-        Journal(tmp_path / "it", {"seed": 2, "threat": {"eps": 0.1}, "new": 1}).open()
-    Journal(tmp_path / "it", {"old": 1, "threat": {"eps": 0.1}, "seed": 1}).open()
+        SuiteProgress(tmp_path / "it", {"seed": 2, "threat": {"eps": 0.1}, "new": 1}).open()
+    SuiteProgress(tmp_path / "it", {"old": 1, "threat": {"eps": 0.1}, "seed": 1}).open()
 
 
 def test_other_settings_of_an_attack_make_another_evaluation(
@@ -241,11 +241,11 @@ def test_other_settings_of_an_attack_make_another_evaluation(
 
 @pytest.mark.parametrize("text", ["", '{"seed": ', "[", "null", "3", "[1]", '"seed"', "\x00"])
 def test_a_broken_description_is_refused(tmp_path: Path, text: str) -> None:
-    journal = Journal(tmp_path / "it", {"seed": 1})
-    journal.open()
+    progress_file = SuiteProgress(tmp_path / "it", {"seed": 1})
+    progress_file.open()
     (tmp_path / "it" / "about.json").write_text(text)
     with pytest.raises(ValueError, match=r"about\.json: not valid; remove .* to start over"):
-        journal.open()
+        progress_file.open()
 
 
 def test_a_folder_of_something_else_is_refused(
@@ -334,21 +334,21 @@ def test_half_a_file_beside_the_whole_ones_is_ignored(
     (place / f".{name}.partial").write_bytes(b"hal")
     whole, _ = judge(model, small_data, world, None)
     again, _ = judge(model, small_data, world, tmp_path)
-    assert torch.equal(again.fell, whole.fell)
+    assert torch.equal(again.broken_by, whole.broken_by)
 
 
 def test_it_may_end_before_it_has_begun(tmp_path: Path) -> None:
     """Killed while the description was being written, it can be started again."""
     (tmp_path / "it").mkdir()
     (tmp_path / "it" / ".about.json.partial").write_text('{"se')
-    Journal(tmp_path / "it", {"seed": 1}).open()
-    Journal(tmp_path / "it", {"seed": 1}).open()
+    SuiteProgress(tmp_path / "it", {"seed": 1}).open()
+    SuiteProgress(tmp_path / "it", {"seed": 1}).open()
 
 
 def test_parts_come_back_as_they_were_written(tmp_path: Path) -> None:
     """Round by round."""
-    journal = Journal(tmp_path / "deep" / "in", {})
-    journal.open()
+    progress_file = SuiteProgress(tmp_path / "deep" / "in", {})
+    progress_file.open()
     rows = (torch.tensor([4, 1, 7]), torch.tensor([2]), torch.tensor([1, 7]))
     fell = (torch.tensor([False, True, False]), torch.tensor([True]), torch.tensor([False, False]))
     examples = (torch.rand(1, 1, 2, 2), torch.rand(1, 1, 2, 2), torch.zeros(0, 1, 2, 2))
@@ -358,37 +358,37 @@ def test_parts_come_back_as_they_were_written(tmp_path: Path) -> None:
         for batch in zip((12, 0, 3), rows, fell, costs, examples, strict=True)
     ]
     for part in written:
-        journal.write(part)
-    read = list(journal.read())
+        progress_file.write(part)
+    read = list(progress_file.read())
     assert [part.round for part in read] == [0, 3, 12]
     for part in written:
         (other,) = (batch for batch in read if batch.round == part.round)
         assert other.cost == part.cost
         assert torch.equal(other.rows, part.rows)
-        assert torch.equal(other.fell, part.fell)
+        assert torch.equal(other.broken, part.broken)
         assert other.examples is not None and part.examples is not None
         assert torch.equal(other.examples, part.examples)
-    assert {path.suffix for path in journal.folder.iterdir()} == {".safetensors", ".json"}
+    assert {path.suffix for path in progress_file.folder.iterdir()} == {".safetensors", ".json"}
 
 
 def test_large_counts_stay_exact(world: World, tmp_path: Path) -> None:
     """A batch of Square may take more passes than a float of 24 bits can count."""
     data, passes = white(1, 1, 1), 2**24 + 1
-    journal = Journal(tmp_path / "it", {})
-    journal.open()
-    journal.write(
+    progress_file = SuiteProgress(tmp_path / "it", {})
+    progress_file.open()
+    progress_file.write(
         EvaluationPart(0, torch.arange(3), torch.zeros(3).bool(), Cost(0.5, passes, passes))
     )
     model = Brightness()
     runner = Runner(model=model, network=model, data=data, threat=THREAT, world=world)
     rounds = suite_of("square", {"square": Square()}).rounds
-    result = runner.run(rounds, torch.ones(3, dtype=torch.bool), journal)
+    result = runner.run(rounds, torch.ones(3, dtype=torch.bool), progress_file)
     assert result.costs == {"square": Cost(0.5, passes, passes)}
 
 
 def test_a_listing_tells_folders_apart(tmp_path: Path) -> None:
     """It is how workers find out that they do not share one."""
-    one, two = (Journal(tmp_path / name, {}) for name in "ab")
+    one, two = (SuiteProgress(tmp_path / name, {}) for name in "ab")
     nothing = one.digest()
     one.open()
     assert one.digest() != nothing
@@ -487,5 +487,5 @@ def test_who_answers_otherwise_is_another(
         subject = Shifted(model, mean)
         result, _ = judge(subject, small_data, world, tmp_path)
         expected, _ = judge(subject, small_data, world, None)
-        assert int(right(subject, small_data).sum()) == int((result.fell >= 0).sum())
-        assert torch.equal(result.fell, expected.fell)
+        assert int(right(subject, small_data).sum()) == int((result.broken_by >= 0).sum())
+        assert torch.equal(result.broken_by, expected.broken_by)

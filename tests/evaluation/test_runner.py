@@ -17,7 +17,7 @@ from dat.core.rng import seeded
 from dat.core.threat import ThreatModel
 from dat.data import ImageData
 from dat.distributed import World
-from dat.evaluation import Assessment, Suite, Verdicts, assess
+from dat.evaluation import Assessment, Suite, SuiteResult, assess
 from dat.evaluation.progress_file import Cost
 from dat.evaluation.runner import Runner
 from tests.evaluation.cases import (
@@ -25,8 +25,8 @@ from tests.evaluation.cases import (
     THREAT,
     THREATS,
     Brightness,
-    Gauge,
     Noisy,
+    ProgressRecorder,
     Spy,
     Steadfast,
     everything,
@@ -48,7 +48,7 @@ def judged(
 
 def run_rounds(
     model: nn.Module, data: ImageData, world: World, attack: Attack, **options: Any
-) -> Verdicts:
+) -> SuiteResult:
     """One attack on all images, without any look at them before."""
     chosen: dict[str, Any] = {"network": model, "threat": THREAT} | options
     runner = Runner(model=model, data=data, world=world, **chosen)
@@ -68,13 +68,13 @@ def test_batch_size_has_no_say(
     ]
     counts = evaluations[0].counts()
     assert sum(count > 0 for count in counts.values()) >= 5, counts
-    assert evaluations[0].standing.any()
+    assert evaluations[0].robust.any()
     for other in evaluations[1:]:
-        assert torch.equal(other.fell, evaluations[0].fell)
+        assert torch.equal(other.broken_by, evaluations[0].broken_by)
         assert _passes(other) == _passes(evaluations[0])
 
 
-def _passes(verdicts: Verdicts) -> dict[str, tuple[int, int]]:
+def _passes(verdicts: SuiteResult) -> dict[str, tuple[int, int]]:
     return {name: (cost.forwards, cost.backwards) for name, cost in verdicts.costs.items()}
 
 
@@ -85,8 +85,8 @@ def test_who_has_fallen_is_attacked_no_more(world: World) -> None:
     assert one.given == [[0, 1], [2, 3], [4, 5]]
     assert two.given == [[1, 2], [4, 5]]  # packed anew
     assert three.given == [[1, 2], [5]]
-    assert evaluation.suites["spies"].fell.tolist() == [1, 0, 0, 1, 2, 0]
-    assert evaluation.suites["spies"].fallen() == {"one": [0, 3], "two": [4], "three": []}
+    assert evaluation.suites["spies"].broken_by.tolist() == [1, 0, 0, 1, 2, 0]
+    assert evaluation.suites["spies"].broken() == {"one": [0, 3], "two": [4], "three": []}
 
 
 def test_batches_are_full_and_of_nearly_one_size(world: World) -> None:
@@ -104,7 +104,9 @@ def test_who_is_wrong_before_is_not_attacked(
     assert 0 < int(expected.sum()) < len(data)
     assert torch.equal(evaluation.right, expected)
     assert spy.everybody == expected.nonzero().squeeze(1).tolist()
-    assert evaluation.suites["spy"].fell.tolist() == [-1 + int(correct) for correct in expected]
+    assert evaluation.suites["spy"].broken_by.tolist() == [
+        -1 + int(correct) for correct in expected
+    ]
 
 
 def test_when_all_are_wrong_nobody_is_attacked(world: World) -> None:
@@ -133,7 +135,7 @@ def test_every_suite_meets_all_that_are_right(
     evaluation = judged(
         model, small_data, world, "fgsm", "clean", "pgd-3", suite_of("spy", {"spy": spy})
     )
-    assert torch.equal(evaluation.suites["pgd-3"].fell, alone.suites["pgd-3"].fell)
+    assert torch.equal(evaluation.suites["pgd-3"].broken_by, alone.suites["pgd-3"].broken_by)
     assert evaluation.ra("clean") == evaluation.ra("spy") == evaluation.ta
     assert len(spy.everybody) == int(evaluation.right.sum())
     assert list(evaluation.suites) == ["fgsm", "clean", "pgd-3", "spy"]
@@ -170,9 +172,9 @@ def test_the_model_as_given_has_the_last_word(
     result = run_rounds(
         model, small_data, world, attack, network=Lies(model), threat=nowhere, keep=True
     )
-    assert torch.equal(result.standing, right(model, small_data))
+    assert torch.equal(result.robust, right(model, small_data))
     blind = run_rounds(Lies(model), small_data, world, attack, network=model, threat=nowhere)
-    assert not blind.standing[right(model, small_data)].any()
+    assert not blind.robust[right(model, small_data)].any()
 
 
 def test_an_answer_that_is_no_number_is_wrong(world: World) -> None:
@@ -184,7 +186,7 @@ def test_an_answer_that_is_no_number_is_wrong(world: World) -> None:
 
     attack = suite_of("spy", {"spy": Spy(blackened=(1,))})
     evaluation = judged(Overflows(), white(1, 1, 1), world, attack)
-    assert evaluation.suites["spy"].fell.tolist() == [0, 1, 0]
+    assert evaluation.suites["spy"].broken_by.tolist() == [0, 1, 0]
 
 
 @both_threats
@@ -196,8 +198,8 @@ def test_kept_examples_are_allowed_and_wrong(
     ]
     assert result.examples is not None
     x, y = everything(small_data)
-    fell = result.fell > 0
-    assert fell.any() and result.standing.any() and (result.fell < 0).any()
+    fell = result.broken_by > 0
+    assert fell.any() and result.robust.any() and (result.broken_by < 0).any()
     assert float(result.examples.min()) >= 0
     assert float(result.examples.max()) <= 1
     assert float(threat.size(result.examples, x).max()) <= threat.eps + 1e-6
@@ -247,7 +249,7 @@ def test_the_cost_of_square_is_known_beforehand(world: World, queries: int) -> N
     )
     (cost,) = evaluation.suites["square"].costs.values()
     assert (cost.forwards, cost.backwards) == (7 * (queries + 1) + 7, 0)
-    assert evaluation.suites["square"].standing.all()
+    assert evaluation.suites["square"].robust.all()
 
 
 def _ones(count: int) -> ImageData:
@@ -369,7 +371,9 @@ def test_a_faster_copy_changes_no_verdict(
         "1 batch norm folded",
         "not folded: little to do",
     ]
-    assert torch.equal(evaluations[0].suites["short"].fell, evaluations[1].suites["short"].fell)
+    assert torch.equal(
+        evaluations[0].suites["short"].broken_by, evaluations[1].suites["short"].broken_by
+    )
     assert 0 < evaluations[0].ra("short") < evaluations[0].ta
 
 
@@ -396,7 +400,7 @@ def test_lower_precision_attacks_and_full_precision_judges(
         assert verdicts.examples is not None and verdicts.examples.dtype == torch.float32
         with torch.no_grad():
             broken = model(verdicts.examples).argmax(1) != y
-        assert torch.equal(broken, ~verdicts.standing)
+        assert torch.equal(broken, ~verdicts.robust)
         assert float(THREAT.size(verdicts.examples, x).max()) <= THREAT.eps + 1e-6
 
 
@@ -414,35 +418,35 @@ def test_progress_comes_to_its_end(
 ) -> None:
     """However many fall early: what is done never shrinks, is never more than there is, and is all
     of it in the end."""
-    gauge = Gauge()
+    progress = ProgressRecorder()
     attacks = short() if name == "short" else name
-    judged(model, small_data, world, attacks, batch=batch, progress=gauge)
-    assert gauge.done == sorted(gauge.done)
-    assert all(done <= total for done, total in gauge.shown)
-    assert gauge.done[-1] == gauge.total[-1]
+    judged(model, small_data, world, attacks, batch=batch, progress=progress)
+    assert progress.done == sorted(progress.done)
+    assert all(done <= total for done, total in progress.shown)
+    assert progress.done[-1] == progress.total[-1]
 
 
 def test_progress_goes_on_from_suite_to_suite(
     model: nn.Module, small_data: ImageData, world: World
 ) -> None:
-    """One gauge shows all of them."""
-    gauge = Gauge()
-    judged(model, small_data, world, "pgd-3", "pgd-2", progress=gauge)
-    assert gauge.done == sorted(gauge.done)
-    assert gauge.done[-1] == gauge.total[-1]
+    """One progress_bar shows all of them."""
+    progress = ProgressRecorder()
+    judged(model, small_data, world, "pgd-3", "pgd-2", progress=progress)
+    assert progress.done == sorted(progress.done)
+    assert progress.done[-1] == progress.total[-1]
 
 
 def test_verdicts_count_who_fell_to_what() -> None:
-    verdicts = Verdicts(("a", "b", "c"), torch.tensor([-1, 0, 2, 1, 2, 0]))
-    assert verdicts.standing.tolist() == [False, True, False, False, False, True]
-    assert verdicts.fallen() == {"a": [3], "b": [2, 4], "c": []}
+    verdicts = SuiteResult(("a", "b", "c"), torch.tensor([-1, 0, 2, 1, 2, 0]))
+    assert verdicts.robust.tolist() == [False, True, False, False, False, True]
+    assert verdicts.broken() == {"a": [3], "b": [2, 4], "c": []}
     assert verdicts.counts() == {"a": 1, "b": 2, "c": 0}
 
 
 def test_percentages_are_of_all_images() -> None:
     evaluation = Assessment(
         torch.tensor([True, True, False, True]),
-        {"a": Verdicts(("x",), torch.tensor([0, 1, -1, 0]))},
+        {"a": SuiteResult(("x",), torch.tensor([0, 1, -1, 0]))},
     )
     assert (evaluation.images, evaluation.ta, evaluation.ra("a")) == (4, 75.0, 50.0)
 

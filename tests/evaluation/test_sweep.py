@@ -11,7 +11,7 @@ from dat.data import ImageData
 from dat.distributed import World
 from dat.evaluation import Curve, assess, sweep
 from dat.evaluation.checks import check_curve
-from tests.evaluation.cases import THREAT, THREATS, Gauge, right
+from tests.evaluation.cases import THREAT, THREATS, ProgressRecorder, right
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=lambda threat: threat.norm)
@@ -69,7 +69,7 @@ def test_only_what_is_asked_for_is_swept(
 
 
 def test_progress_counts_the_points(model: nn.Module, small_data: ImageData, world: World) -> None:
-    gauge = Gauge()
+    progress = ProgressRecorder()
     sweep(
         model,
         small_data,
@@ -78,9 +78,9 @@ def test_progress_counts_the_points(model: nn.Module, small_data: ImageData, wor
         steps=(1,),
         at_steps=1,
         world=world,
-        progress=gauge,
+        progress=progress,
     )
-    assert gauge.shown == [(1, 3), (2, 3), (3, 3)]
+    assert progress.shown == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_without_a_world_it_joins_one(

@@ -16,7 +16,7 @@ from dat.config.schema import RunConfig
 from dat.data import ImageData
 from dat.distributed import World
 from dat.evaluation import assess
-from dat.jobs.error_analysis import FALLEN, STANDING, ErrorAnalysis, analyze_errors
+from dat.jobs.error_analysis import BROKEN_SHOWN, ROBUST_SHOWN, ErrorAnalysis, analyze_errors
 
 CLASSES = 3
 EPS = 0.1
@@ -90,29 +90,29 @@ def test_the_curve_starts_at_the_clean_accuracy(analysis: ErrorAnalysis) -> None
 
 
 def test_the_gallery_shows_successful_and_failed_attacks(analysis: ErrorAnalysis) -> None:
-    fallen = [image for image in analysis.gallery if image.notes["fell"]]
-    standing = [image for image in analysis.gallery if not image.notes["fell"]]
-    assert (len(fallen), len(standing)) == (FALLEN, STANDING)
-    for image in fallen:
+    broken = [image for image in analysis.gallery if image.notes["fell"]]
+    robust = [image for image in analysis.gallery if not image.notes["fell"]]
+    assert (len(broken), len(robust)) == (BROKEN_SHOWN, ROBUST_SHOWN)
+    for image in broken:
         notes = image.notes
         assert notes["clean"]["class"] == notes["label"] != notes["adversarial"]["class"]
-    for image in standing:
+    for image in robust:
         assert image.notes["adversarial"]["class"] == image.notes["label"]
     for image in analysis.gallery:
         change = (image.adversarial - image.clean).abs().max()
         assert 0 < float(change) <= EPS + 1e-6
         assert image.notes["distance"] == pytest.approx(float(change))
-    assert {image.notes["label"] for image in fallen} == set(range(CLASSES))
+    assert {image.notes["label"] for image in broken} == set(range(CLASSES))
 
 
 def test_the_analysis_is_written_to_the_run(analysis: ErrorAnalysis, tmp_path: Path) -> None:
     for _ in range(2):  # the second replaces the first
         analysis.write(tmp_path)
     values = json.loads((tmp_path / "examination.json").read_text())
-    assert len(values["gallery"]) == FALLEN + STANDING
+    assert len(values["gallery"]) == BROKEN_SHOWN + ROBUST_SHOWN
     assert values["names"] == ["top", "middle", "foot"]
     files = sorted((tmp_path / "gallery").iterdir())
-    assert len(files) == 3 * (FALLEN + STANDING)
+    assert len(files) == 3 * (BROKEN_SHOWN + ROBUST_SHOWN)
     clean = np.asarray(Image.open(tmp_path / "gallery" / "00-clean.png")) / 255
     assert np.abs(clean - analysis.gallery[0].clean[0].numpy()).max() <= 0.5 / 255 + 1e-6
     change = np.asarray(Image.open(tmp_path / "gallery" / "00-change.png"))

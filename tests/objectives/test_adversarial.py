@@ -100,6 +100,6 @@ def test_impossible_settings_are_refused(name: str, value: float, message: str) 
 
 
 def test_a_team_has_nothing_to_share() -> None:
-    Adversarial().check_team(1)
+    Adversarial().check_subgroup(1)
     with pytest.raises(SettingError, match=r"train.team = 2: workers can only share the noisy"):
-        Adversarial().check_team(2)
+        Adversarial().check_subgroup(2)

@@ -128,9 +128,9 @@ def test_stability_is_the_clean_loss_and_the_cross_entropy_from_clean_to_noisy(
 
 
 def test_a_team_needs_a_copy_for_each_worker() -> None:
-    Smooth(copies=4).check_team(4)
+    Smooth(copies=4).check_subgroup(4)
     with pytest.raises(SettingError, match=r"train.team = 3: must be at most objective.copies = 2"):
-        Smooth(copies=2).check_team(3)
+        Smooth(copies=2).check_subgroup(3)
 
 
 def test_what_is_deployed_is_the_vote(net: nn.Module, batch: Batch) -> None:

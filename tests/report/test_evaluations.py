@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dat.evaluation import Curve
-from dat.report import show_measured, show_sweep, warn
+from dat.report import show_evaluation, show_sweep, warn
 
 COST = {"seconds": 1.25, "forwards": 1234567, "backwards": 1000}
 FOUND: dict[str, Any] = {
@@ -54,7 +54,7 @@ def test_warnings_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_evaluation_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    show_measured(FOUND, as_json=False)
+    show_evaluation(FOUND, as_json=False)
     out, err = lines(capsys)
     assert out[:3] == [
         "Run Weights TA (%) pgd-20 (%) autoattack (%)",
@@ -81,7 +81,7 @@ def test_an_evaluation_of_clean_images_alone(capsys: pytest.CaptureFixture[str])
         "suites": {"clean": FOUND["suites"]["clean"]},
         "warnings": [],
     }
-    show_measured(report, as_json=False)
+    show_evaluation(report, as_json=False)
     out, err = lines(capsys)
     assert out[0] == "Run Weights TA (%)"
     assert out[2].endswith("images, linf 0.1. Network under attack: 3 batch norms folded.")
@@ -90,7 +90,7 @@ def test_an_evaluation_of_clean_images_alone(capsys: pytest.CaptureFixture[str])
 
 def test_an_evaluation_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     """Standard output is the result and nothing else."""
-    show_measured(FOUND, as_json=True)
+    show_evaluation(FOUND, as_json=True)
     captured = capsys.readouterr()
     assert json.loads(captured.out) == FOUND
     assert len(captured.err.splitlines()) == 2

@@ -17,7 +17,7 @@ from dat.attacks import PGD, Attack, Free
 from dat.core.rng import Streams
 from dat.core.settings import SettingError
 from dat.core.threat import ThreatModel
-from dat.data import Augmentation, ImageData, Mix, Windows
+from dat.data import Augmentation, CropWindows, ImageData, Mix
 from dat.data.augment import PADDING
 from dat.distributed import World
 from dat.objectives import TRADES, Objective, Smooth, Stability
@@ -173,7 +173,7 @@ def test_atta_differs_from_plain_pgd(world: World) -> None:
     assert not torch.allclose(weights[0], weights[1], rtol=1e-3)
 
 
-def windows(count: int, seed: int, kind: str = "crop-flip") -> Windows:
+def windows(count: int, seed: int, kind: str = "crop-flip") -> CropWindows:
     draws = Streams.of(seed, "augment", index=torch.arange(count))
     crops = Augmentation(kind=kind).windows(draws)
     assert crops is not None

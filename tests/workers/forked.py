@@ -12,6 +12,7 @@ the second takes the end of the file for exit code 255. Here each process has it
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import importlib
 import os
 import pickle
@@ -279,7 +280,10 @@ def _launch(workers: int, command: Sequence[str], number: int) -> tuple[int, str
 
 
 def _workers(workers: int, work: Callable[..., object], details: Sequence[Any]) -> NoReturn:
-    sys.exit(fork_workers(workers, partial(work, *details))[0])
+    code, reason, rank = fork_workers(workers, partial(work, *details))
+    if code:
+        print(f"worker {rank} failed first: {reason or f'exit code {code}'}", file=sys.stderr)
+    sys.exit(code)
 
 
 def fork_workers(workers: int, work: Callable[[], object], number: int = 0) -> tuple[int, str, int]:
@@ -313,6 +317,7 @@ def fork_workers(workers: int, work: Callable[[], object], number: int = 0) -> t
 
 def _run_worker(work: Callable[[], object]) -> NoReturn:
     def set_up_and_work() -> None:
+        faulthandler.enable()  # a stack for SIGSEGV and SIGABRT
         launch.bind_to_launcher()
         work()
 

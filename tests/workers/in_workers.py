@@ -92,7 +92,7 @@ def attack_traffic(world: World) -> Any:
             objective=Adversarial(),
             exchange=(exchange := Exchange(build_model("cnn", 4, width=4), world)),
             engine=Engine(exchange.module),
-            team=WorkerSubgroup(world),
+            subgroup=WorkerSubgroup(world),
             norms=ScopedBatchNorm(WorkerSubgroup(world)),
             optimizer=LAMB()(exchange.module),
         )

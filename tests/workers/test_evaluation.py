@@ -25,8 +25,8 @@ from dat.attacks.suites import suite_of
 from dat.core.threat import ThreatModel
 from dat.data import load
 from dat.distributed import World
-from dat.evaluation import Verdicts, assess
-from dat.evaluation.progress_file import EvaluationPart, Journal
+from dat.evaluation import SuiteResult, assess
+from dat.evaluation.progress_file import EvaluationPart, SuiteProgress
 from dat.train import load_weights, save_weights
 from tests.workers.conftest import DAT, run
 from tests.workers.forked import run_workers
@@ -165,18 +165,19 @@ def wait_for_parts(out: Path, count: int, process: subprocess.Popen[str]) -> Non
 
 
 CASES = {"many": (100, False), "few": (2, False), "late": (100, True)}
-"""The number of images, and whether there is a journal, which the workers read one by one."""
+"""The number of images, and whether there is a progress file, which the workers read one by one."""
 
 
 def assess_cases(world: World, subject: Path, out: Path) -> dict[str, Any]:
-    """The verdicts that this worker gets in each case, and its error with a corrupt journal."""
-    journals = out / f"journals-{world.size}"
+    """The verdicts that this worker gets in each case, and its error with a corrupt progress
+    file."""
+    folders = out / f"progress-{world.size}"
     test = load(str(subject / "data.npz")).test
     model = make()
     load_weights(model, subject / "net.safetensors")
     attacks = suite_of("two", {"square": Square(queries=50), "pgd": PGD(steps=3)})
 
-    def assessed(count: int, folder: Path | None) -> Verdicts:
+    def assessed(count: int, folder: Path | None) -> SuiteResult:
         return assess(
             model,
             test.take(torch.arange(count)),
@@ -190,20 +191,20 @@ def assess_cases(world: World, subject: Path, out: Path) -> dict[str, Any]:
         ).suites["two"]
 
     results: dict[str, Any] = {}
-    for case, (count, journal) in CASES.items():
-        case_verdicts = assessed(count, journals if journal else None)
+    for case, (count, progress_file) in CASES.items():
+        case_verdicts = assessed(count, folders if progress_file else None)
         assert case_verdicts.examples is not None
         results[case] = {
-            "fell": case_verdicts.fell.tolist(),
+            "fell": case_verdicts.broken_by.tolist(),
             "costs": {name: list(cost[1:]) for name, cost in case_verdicts.costs.items()},
             "examples": case_verdicts.examples.flatten().tolist(),
         }
     if world.first:
-        (journal_folder,) = journals.iterdir()
-        (journal_folder / "000-corrupt.safetensors").write_bytes(b"half")
+        (progress_folder,) = folders.iterdir()
+        (progress_folder / "000-corrupt.safetensors").write_bytes(b"half")
     world.barrier()
     with pytest.raises(ValueError, match="corrupt") as raised:
-        assessed(100, journals)
+        assessed(100, folders)
     everywhere = getattr(raised.value, "everywhere", False)
     return results | {"corrupt": {"message": str(raised.value), "everywhere": everywhere}}
 
@@ -224,8 +225,8 @@ def results(
 def test_every_worker_gets_the_complete_result(
     results: tuple[dict[str, Any], list[dict[str, Any]]], case: str
 ) -> None:
-    """Verdicts, costs and examples of all images, although a worker attacks only its share, which
-    may be empty, or reads the journal after others have begun to write it."""
+    """Results, costs and examples of all images, although a worker attacks only its share, which
+    may be empty, or reads the progress_file after others have begun to write it."""
     one, three = results
     for worker in three:
         assert worker[case]["fell"] == one[case]["fell"]
@@ -267,8 +268,8 @@ def test_certificates_do_not_depend_on_the_workers(
     assert len(tables[0]) == 26
 
 
-class LateJournal(Journal):
-    """A journal that each worker reads after the workers of lower rank."""
+class LateSuiteProgress(SuiteProgress):
+    """A progress_file that each worker reads after the workers of lower rank."""
 
     def read(self) -> Iterator[EvaluationPart]:
         time.sleep(0.5 * int(os.environ["RANK"]))
@@ -277,7 +278,7 @@ class LateJournal(Journal):
 
 def assess_cases_late(folder: Path, out: Path) -> None:
     """Run in each of several workers: write its results to a file."""
-    importlib.import_module("dat.evaluation.assess").Journal = LateJournal  # type: ignore[attr-defined]
+    importlib.import_module("dat.evaluation.assess").SuiteProgress = LateSuiteProgress  # type: ignore[attr-defined]
     with World.join(device="cpu", threads=1) as world:
         results = assess_cases(world, folder, out)
         (out / f"{world.rank}.json").write_text(json.dumps(results))

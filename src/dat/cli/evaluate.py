@@ -70,7 +70,7 @@ def _evaluate(arguments: argparse.Namespace, argv: list[str]) -> int:
     if starts_workers(arguments):
         return launch(arguments.workers, argv)
     from dat.jobs.evaluate import measure
-    from dat.report import show_measured
+    from dat.report import show_evaluation
 
     result = measure(
         subject,
@@ -80,5 +80,5 @@ def _evaluate(arguments: argparse.Namespace, argv: list[str]) -> int:
         quiet=arguments.quiet,
     )
     if result is not None:
-        show_measured(result, as_json=arguments.json)
+        show_evaluation(result, as_json=arguments.json)
     return 0

@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 from dat.core.lazy import lazy_names
-from dat.data.augment import AUGMENTATIONS, Augmentation, Windows
+from dat.data.augment import AUGMENTATIONS, Augmentation, CropWindows
 from dat.data.reading import WEIGH_BY, ReadOptions
 
 if TYPE_CHECKING:
     from dat.data.batches import Batches, BatchSource, Mix, PartitionPlan, RawBatch, make_batches
     from dat.data.images import UNLABELLED, ImageData, as_floats
-    from dat.data.lazy_images import Stored, chunks
+    from dat.data.lazy_images import LazyImages, chunks
     from dat.data.local import LocalPartitionSampler, Partitions
     from dat.data.names import is_known
     from dat.data.partitions import (
@@ -35,7 +35,9 @@ else:
             "Rounds": "LocalPartitionSampler",
             "Source": "BatchSource",
             "Split": "RandomPartitionSampler",
+            "Stored": "LazyImages",
             "Supply": "Batches",
+            "Windows": "CropWindows",
             "default_parts": "default_partitions",
             "some_images": "class_balanced_subset",
             "supply": "make_batches",
@@ -49,7 +51,7 @@ else:
         pseudo="PseudoLabels",
         names="is_known",
         sources="SOURCES Splits load",
-        lazy_images="Stored chunks",
+        lazy_images="LazyImages chunks",
         batches="PartitionPlan RawBatch Mix BatchSource Batches make_batches",
         unlabelled="load_unlabelled",
     )
@@ -62,7 +64,9 @@ __all__ = [
     "Augmentation",
     "BatchSource",
     "Batches",
+    "CropWindows",
     "ImageData",
+    "LazyImages",
     "LocalPartitionSampler",
     "Mix",
     "PartitionPlan",
@@ -73,8 +77,6 @@ __all__ = [
     "RawBatch",
     "ReadOptions",
     "Splits",
-    "Stored",
-    "Windows",
     "as_floats",
     "chunks",
     "class_balanced_subset",

@@ -54,14 +54,16 @@ class Augmentation(Settings):
             x = _cutout(x, centers, self.cutout)
         return x
 
-    def windows(self, draws: Streams) -> Windows | None:
+    def windows(self, draws: Streams) -> CropWindows | None:
         """Which crop of each image is taken and which are flipped; None without crops."""
         if self.kind == "none":
             return None
         uniform = draws.uniform(torch.Size((len(draws.index), 3)))
         down, right = (uniform[:, :2] * (2 * PADDING + 1)).long().unbind(1)
         flipped = uniform[:, 2] >= 0.5
-        return Windows(down, right, torch.zeros_like(flipped) if self.kind == "crop" else flipped)
+        return CropWindows(
+            down, right, torch.zeros_like(flipped) if self.kind == "crop" else flipped
+        )
 
     def beyond_moving(self) -> str | None:
         """The setting, as a user writes it, that changes pixel values rather than moving them."""
@@ -72,7 +74,7 @@ class Augmentation(Settings):
         return f"data.cutout = {self.cutout}" if self.cutout else None
 
 
-class Windows(NamedTuple):
+class CropWindows(NamedTuple):
     """Per image, the offset of a crop of the image's own size in the zero-padded image."""
 
     down: Tensor
@@ -85,10 +87,10 @@ class Windows(NamedTuple):
         cropped = crop(x, *self, PADDING)
         return _flip(_crop(x, self.down, self.right), self.flipped) if cropped is None else cropped
 
-    def back(self) -> Windows:
+    def back(self) -> CropWindows:
         """The windows that undo these: they move a crop back, with zeros around it."""
         right = torch.where(self.flipped, self.right, 2 * PADDING - self.right)
-        return Windows(2 * PADDING - self.down, right, self.flipped)
+        return CropWindows(2 * PADDING - self.down, right, self.flipped)
 
     def seen(self, height: int, width: int) -> Tensor:
         """Mask of the image pixels inside their windows, as (n, 1, height, width)."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dat.core.rng import Streams, derive
 from dat.data.images import ImageData
-from dat.data.lazy_images import Stored, at_random, read
+from dat.data.lazy_images import LazyImages, at_random, read
 from dat.data.loader import Loader
 from dat.data.local import Partitions
 from dat.data.partitions import PartitionSampler, RandomPartitionSampler, default_partitions
@@ -100,7 +100,7 @@ class Batches:
         """The worker's shares of consecutive global batches."""
         if not self._loader:
             images = [source.data.images for source in self.sources]
-            slow = any(isinstance(lazy, Stored) and lazy.slow for lazy in images)
+            slow = any(isinstance(lazy, LazyImages) and lazy.slow for lazy in images)
             read_batch = partial(_read_batch, tuple(self.sources))
             self._loader.append(Loader(read_batch, self.loaders if slow else 0))
         first = epoch * self.steps
@@ -163,7 +163,7 @@ class PartitionPlan:
         source = BatchSource.of(data, sampler, self.place)
         if not self.random_crops:
             return source
-        if not isinstance(source.data.images, Stored) or not source.data.images.slow:
+        if not isinstance(source.data.images, LazyImages) or not source.data.images.slow:
             raise ValueError(
                 "data.augmentation = resized-crop: needs picture files, not arrays of images of "
                 "one size; use crop-flip"

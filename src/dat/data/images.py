@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dat.data.lazy_images import Images, Stored, chunks, join, read, take
+from dat.data.lazy_images import Images, LazyImages, chunks, join, read, take
 
 TOLERANCE = 1e-6
 MAX_CLASSES = 1_000_000
@@ -142,7 +142,7 @@ def _in_range(images: Images) -> Images:
     for chunk in [images] if isinstance(images, Tensor) else chunks(images):
         _check_range(chunk, first)
         first += len(chunk)
-    return images.clipped() if isinstance(images, Stored) else images.float().clamp(0.0, 1.0)
+    return images.clipped() if isinstance(images, LazyImages) else images.float().clamp(0.0, 1.0)
 
 
 def _check_range(images: Tensor, first: int) -> None:

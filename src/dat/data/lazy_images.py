@@ -19,7 +19,7 @@ CHUNK = 1024
 """Images read at a time when iterating over all of them."""
 
 
-class Stored(ABC):
+class LazyImages(ABC):
     """Images on disk, indexed with a tensor of rows like a tensor."""
 
     shape: torch.Size
@@ -36,10 +36,10 @@ class Stored(ABC):
         """Read the given images."""
 
     @abstractmethod
-    def take(self, rows: Tensor) -> Stored:
+    def take(self, rows: Tensor) -> LazyImages:
         """The given images, still lazy."""
 
-    def clipped(self) -> Stored:
+    def clipped(self) -> LazyImages:
         """The same images, clipped to [0, 1]."""
         return self
 
@@ -48,22 +48,22 @@ class Stored(ABC):
         return self[rows]
 
 
-Images = Tensor | Stored
+Images = Tensor | LazyImages
 
 
 def read(images: Images, rows: Tensor) -> Tensor:
     """Read the given images; `index_select` is many times as fast as indexing."""
-    return images[rows] if isinstance(images, Stored) else images.index_select(0, rows)
+    return images[rows] if isinstance(images, LazyImages) else images.index_select(0, rows)
 
 
 def take(images: Images, rows: Tensor) -> Images:
     """The given images: copied from memory, or still lazy."""
-    return images.take(rows) if isinstance(images, Stored) else images[rows]
+    return images.take(rows) if isinstance(images, LazyImages) else images[rows]
 
 
 def at_random(images: Images, rows: Tensor, draws: Streams) -> Tensor:
     """Read the given images, as random crops where they are stored at a larger size."""
-    return images.at_random(rows, draws) if isinstance(images, Stored) else read(images, rows)
+    return images.at_random(rows, draws) if isinstance(images, LazyImages) else read(images, rows)
 
 
 def chunks(images: Images) -> Iterator[Tensor]:
@@ -73,7 +73,7 @@ def chunks(images: Images) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class Mapped(Stored):
+class Mapped(LazyImages):
     """An array in a memory-mapped file."""
 
     file: Path
@@ -129,7 +129,7 @@ class Mapped(Stored):
         return {key: value for key, value in self.__dict__.items() if key != "_array"}
 
 
-class Joined(Stored):
+class Joined(LazyImages):
     """Several sets of images, concatenated."""
 
     def __init__(self, pieces: Sequence[Images]) -> None:
@@ -137,7 +137,7 @@ class Joined(Stored):
         self.pieces = tuple(pieces)
         self.ends = torch.tensor([len(piece) for piece in pieces]).cumsum(0)
         self.shape = torch.Size((int(self.ends[-1]), *image))
-        self.slow = any(isinstance(piece, Stored) and piece.slow for piece in pieces)
+        self.slow = any(isinstance(piece, LazyImages) and piece.slow for piece in pieces)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         images = torch.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
@@ -151,7 +151,7 @@ class Joined(Stored):
             images[positions] = at_random(piece, piece_rows, draws.select(positions))
         return images
 
-    def take(self, rows: Tensor) -> Stored:
+    def take(self, rows: Tensor) -> LazyImages:
         return _Subset(self, rows)
 
     def _by_piece(self, rows: Tensor) -> Iterator[tuple[Images, Tensor, Tensor]]:
@@ -164,10 +164,10 @@ class Joined(Stored):
                 yield piece, positions, rows[positions] - start
 
 
-class _Subset(Stored):
+class _Subset(LazyImages):
     """Some rows of lazy images."""
 
-    def __init__(self, base: Stored, rows: Tensor) -> None:
+    def __init__(self, base: LazyImages, rows: Tensor) -> None:
         self.base, self.rows, self.dtype, self.slow = base, rows, base.dtype, base.slow
         self.shape = torch.Size((len(rows), *base.shape[1:]))
 
@@ -177,7 +177,7 @@ class _Subset(Stored):
     def at_random(self, rows: Tensor, draws: Streams) -> Tensor:
         return self.base.at_random(self.rows[rows], draws)
 
-    def take(self, rows: Tensor) -> Stored:
+    def take(self, rows: Tensor) -> LazyImages:
         return _Subset(self.base, self.rows[rows])
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dat.core.rng import Streams
-from dat.data.lazy_images import Stored
+from dat.data.lazy_images import LazyImages
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
@@ -69,7 +69,7 @@ class PictureFiles:
 
 
 @dataclass(frozen=True)
-class Pictures(Stored):
+class Pictures(LazyImages):
     """Pictures as images of `size` (height, width).
 
     The shorter side is scaled to `resize` pixels before a center crop; a picture that already has

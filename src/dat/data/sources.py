@@ -16,7 +16,7 @@ from dat.data.catalog import CATALOG
 from dat.data.fetch import cached
 from dat.data.folder import Listing, is_picture_folder, list_folder, read_pictures
 from dat.data.images import ImageData
-from dat.data.lazy_images import CHUNK, Images, Stored
+from dat.data.lazy_images import CHUNK, Images, LazyImages
 from dat.data.local import Partitions
 from dat.data.names import check_name
 from dat.data.parquet import list_parquet
@@ -65,7 +65,7 @@ def _statistics(images: Images) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per channel, in chunks to limit the memory for doubles."""
     count, total, squares = 0, torch.zeros(images.shape[1]).double(), torch.zeros(1).double()
     rows = torch.arange(len(images))
-    if isinstance(images, Stored) and images.slow and len(rows) > PROBED:
+    if isinstance(images, LazyImages) and images.slow and len(rows) > PROBED:
         rows = rows[torch.linspace(0, len(rows) - 1, PROBED).long()]
     for chunk_rows in rows.split(CHUNK):
         chunk = images[chunk_rows]

@@ -1,11 +1,14 @@
 """Evaluation: accuracy on clean images (TA), under attack (RA) and under AutoAttack (AA)."""
 
 from dat.attacks.suites import Suite, suite
+from dat.core.deprecation import renamed_names
 from dat.evaluation.accuracy import Accuracy, evaluate
 from dat.evaluation.assess import Assessment, assess
 from dat.evaluation.autoattack import AutoAttacked, autoattack
-from dat.evaluation.runner import Verdicts
+from dat.evaluation.runner import SuiteResult
 from dat.evaluation.sweep import Curve, sweep
+
+__getattr__ = renamed_names(__name__, Verdicts="SuiteResult")
 
 __all__ = [
     "Accuracy",
@@ -13,7 +16,7 @@ __all__ = [
     "AutoAttacked",
     "Curve",
     "Suite",
-    "Verdicts",
+    "SuiteResult",
     "assess",
     "autoattack",
     "evaluate",

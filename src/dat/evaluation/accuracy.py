@@ -134,7 +134,7 @@ def evaluate(
         check=False,
         progress=progress,
     )
-    robust = int(evaluation.suites["attack"].standing.sum())
+    robust = int(evaluation.suites["attack"].robust.sum())
     return Accuracy(evaluation.images, int(evaluation.right.sum()), robust)
 
 

@@ -21,8 +21,8 @@ from dat.core.threat import ThreatModel
 from dat.data import ImageData
 from dat.distributed import World
 from dat.evaluation import checks
-from dat.evaluation.progress_file import Journal, fingerprint
-from dat.evaluation.runner import Progress, Runner, Verdicts, silent
+from dat.evaluation.progress_file import SuiteProgress, fingerprint
+from dat.evaluation.runner import Progress, Runner, SuiteResult, silent
 from dat.models import Folded, adapted, computes_in_half, fold
 
 FOLD_FROM = 2000
@@ -35,7 +35,7 @@ class Assessment:
 
     right: Tensor
     """Which images are classified correctly without an attack."""
-    suites: dict[str, Verdicts]
+    suites: dict[str, SuiteResult]
     warnings: tuple[str, ...] = ()
     """Signs of gradient masking."""
     network: str = ""
@@ -52,7 +52,7 @@ class Assessment:
 
     def ra(self, name: str) -> float:
         """Robust accuracy under a suite, in percent."""
-        return 100.0 * int(self.suites[name].standing.sum()) / self.images
+        return 100.0 * int(self.suites[name].robust.sum()) / self.images
 
 
 def assess(
@@ -100,7 +100,7 @@ def assess(
         progress=progress,
     )
     warnings = [*logit_warnings, *_masking_signs(runner, x, y)] if check else []
-    correct = runner.run(clean().rounds, torch.ones(len(data), dtype=torch.bool)).standing
+    correct = runner.run(clean().rounds, torch.ones(len(data), dtype=torch.bool)).robust
     for attack_suite in suites:
         runner.expect(attack_suite.rounds, int(correct.sum()))
     results = {}
@@ -112,7 +112,7 @@ def assess(
         result = runner.run(attack_suite.rounds, correct, progress_file)
         results[attack_suite.name] = result
         if progress_file and world.first:
-            progress_file.conclude(result.fallen(), _figures(correct, result.standing))
+            progress_file.conclude(result.broken(), _figures(correct, result.robust))
         if check:
             warnings += checks.check_square(result)
     return Assessment(correct, results, tuple(warnings), folded.note)
@@ -160,7 +160,7 @@ def _figures(correct: Tensor, robust: Tensor) -> dict[str, float]:
 
 def _progress_file(
     folder: Path, attack_suite: Suite, runner: Runner, subject: dict[str, str]
-) -> Journal:
+) -> SuiteProgress:
     about: dict[str, Any] = {
         "suite": attack_suite.name,
         "rounds": [f"{turn.name}: {turn.attack!r}" for turn in attack_suite.rounds],
@@ -170,6 +170,6 @@ def _progress_file(
         "examples": runner.keep,
     } | subject
     key = hashlib.blake2b(json.dumps(about).encode(), digest_size=4).hexdigest()
-    progress_file = Journal(folder / f"{attack_suite.name}-{key}", about)
+    progress_file = SuiteProgress(folder / f"{attack_suite.name}-{key}", about)
     progress_file.open_shared(runner.world)
     return progress_file

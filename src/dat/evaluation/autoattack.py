@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from dat.core.deprecation import RenamedAttribute
 from dat.core.threat import ThreatModel
 from dat.data import ImageData
 from dat.distributed import World
@@ -25,7 +26,7 @@ class AutoAttacked:
 
     examples: Tensor
     """An adversarial example for each image that was broken, otherwise the image itself."""
-    fell_to: tuple[str | None, ...]
+    broken_by: tuple[str | None, ...]
     """Per image: the attack that broke it, `clean` if it is misclassified as it is, or None."""
     counts: dict[str, int]
     """Number of images that each attack broke, in order."""
@@ -33,20 +34,22 @@ class AutoAttacked:
     warnings: tuple[str, ...]
     """Signs of gradient masking."""
 
+    fell_to = RenamedAttribute("broken_by")
+
     @property
     def robust(self) -> Tensor:
         """Which images survived all attacks."""
-        return torch.tensor([name is None for name in self.fell_to])
+        return torch.tensor([name is None for name in self.broken_by])
 
     @property
     def ta(self) -> float:
         """Test accuracy in percent."""
-        return 100.0 * (1 - self.counts["clean"] / len(self.fell_to))
+        return 100.0 * (1 - self.counts["clean"] / len(self.broken_by))
 
     @property
     def ra(self) -> float:
         """Robust accuracy in percent."""
-        return 100.0 * self.fell_to.count(None) / len(self.fell_to)
+        return 100.0 * self.broken_by.count(None) / len(self.broken_by)
 
 
 def autoattack(
@@ -89,13 +92,13 @@ def autoattack(
     )
     result = evaluation.suites[name]
     names = {-1: "clean", 0: None} | dict(enumerate(result.attacks, 1))
-    fell_to = tuple(names[number] for number in result.fell.tolist())
+    broken_by = tuple(names[number] for number in result.broken_by.tolist())
     assert result.examples is not None
     dtype = x.dtype if x.is_floating_point() else torch.float32  # uint8 would round perturbations
     return AutoAttacked(
         examples=result.examples.reshape(x.shape).to(x.device, dtype),
-        fell_to=fell_to,
-        counts={"clean": fell_to.count("clean")} | result.counts(),
+        broken_by=broken_by,
+        counts={"clean": broken_by.count("clean")} | result.counts(),
         costs=result.costs,
         warnings=evaluation.warnings,
     )

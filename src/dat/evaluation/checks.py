@@ -16,7 +16,7 @@ from dat.attacks import FGSM, PGD, AttackTarget
 from dat.attacks.target import NoImageGradient, value_and_grad
 from dat.core.rng import seeded
 from dat.core.threat import ThreatModel
-from dat.evaluation.runner import Verdicts
+from dat.evaluation.runner import SuiteResult
 
 PROBED = 64
 """Number of images that the checks use."""
@@ -151,12 +151,12 @@ def check_attacks(
     return warnings
 
 
-def check_square(result: Verdicts) -> list[str]:
+def check_square(result: SuiteResult) -> list[str]:
     """A black-box attack should not break what gradient attacks could not."""
     if "square" not in result.attacks or len(result.attacks) == 1:
         return []
     count = result.counts()["square"]
-    if count > max(SQUARE_SHARE * len(result.fell), 1):
+    if count > max(SQUARE_SHARE * len(result.broken_by), 1):
         images = f"{count} image{'s' * (count != 1)}"
         return [
             f"Square, which uses no gradients, broke {images} that the gradient attacks could "

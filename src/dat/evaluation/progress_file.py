@@ -44,7 +44,7 @@ class EvaluationPart(NamedTuple):
 
     round: int
     rows: Tensor
-    fell: Tensor
+    broken: Tensor
     """Which of the rows the attack broke."""
     cost: Cost
     examples: Tensor | None = None
@@ -126,11 +126,11 @@ def errors_of(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: not a file of an evaluation ({error})") from None
 
 
-class Journal(ProgressStore):
+class SuiteProgress(ProgressStore):
     """The finished batches of a suite of attacks, round by round."""
 
     def write(self, batch: EvaluationPart) -> None:
-        tensors = {"rows": batch.rows, "fell": batch.fell.to(torch.uint8)}
+        tensors = {"rows": batch.rows, "fell": batch.broken.to(torch.uint8)}
         if batch.examples is not None:
             tensors["examples"] = batch.examples
         cost = {name: repr(value) for name, value in batch.cost._asdict().items()}
@@ -148,7 +148,7 @@ class Journal(ProgressStore):
                 batch = EvaluationPart(
                     round=int(path.name.partition("-")[0]),
                     rows=tensors["rows"],
-                    fell=tensors["fell"].bool(),
+                    broken=tensors["fell"].bool(),
                     cost=Cost(
                         float(metadata["seconds"]),
                         int(metadata["forwards"]),

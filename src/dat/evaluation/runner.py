@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from dat.attacks import AttackTarget, attack_mode
 from dat.attacks.suites import Round, attack_names
+from dat.core.deprecation import RenamedAttribute
 from dat.core.precision import PRECISIONS, in_precision
 from dat.core.rng import Streams, seeded
 from dat.core.threat import ThreatModel, per_sample
 from dat.data import ImageData
 from dat.distributed import World
-from dat.evaluation.progress_file import Cost, EvaluationPart, Journal
+from dat.evaluation.progress_file import Cost, EvaluationPart, SuiteProgress
 from dat.models import lies_contiguous
 
 Progress = Callable[[int, int], None]
@@ -37,30 +38,34 @@ def silent(done: int, total: int) -> None:
 
 
 @dataclass
-class Verdicts:
+class SuiteResult:
     """Which attack of a suite broke which image."""
 
     attacks: tuple[str, ...]
-    fell: Tensor
+    broken_by: Tensor
     """Per image, the number (from 1) of the attack that broke it; 0 if it is robust, -1 if it was
     not attacked."""
     costs: dict[str, Cost] = field(default_factory=dict)
     examples: Tensor | None = None
     """Adversarial examples of broken images; elsewhere the image itself."""
 
-    @property
-    def standing(self) -> Tensor:
-        """Which images survived all attacks."""
-        return self.fell == 0
+    fell = RenamedAttribute("broken_by")
+    standing = RenamedAttribute("robust")
+    fallen = RenamedAttribute("broken")
 
-    def fallen(self) -> dict[str, list[int]]:
+    @property
+    def robust(self) -> Tensor:
+        """Which images survived all attacks."""
+        return self.broken_by == 0
+
+    def broken(self) -> dict[str, list[int]]:
         """The images that each attack broke."""
         numbered = enumerate(self.attacks, 1)
-        return {name: (self.fell == i).nonzero().squeeze(1).tolist() for i, name in numbered}
+        return {name: (self.broken_by == i).nonzero().squeeze(1).tolist() for i, name in numbered}
 
     def counts(self) -> dict[str, int]:
         """The number of images that each attack broke."""
-        return {name: len(images) for name, images in self.fallen().items()}
+        return {name: len(images) for name, images in self.broken().items()}
 
 
 class CountingNetwork:
@@ -114,13 +119,13 @@ class Runner:
         self,
         rounds: Sequence[Round],
         candidates: Tensor,
-        progress_file: Journal | None = None,
-    ) -> Verdicts:
+        progress_file: SuiteProgress | None = None,
+    ) -> SuiteResult:
         """Attack the images marked by `candidates`. All workers call this, and all get the same
         result, including the adversarial examples if they are kept."""
         names = attack_names(rounds)
-        result = Verdicts(names, torch.zeros(len(self.data), dtype=torch.int64))
-        result.fell[~candidates] = -1
+        result = SuiteResult(names, torch.zeros(len(self.data), dtype=torch.int64))
+        result.broken_by[~candidates] = -1
         share = -(-int(candidates.sum()) // self.world.size)
         self.pending = max(self.pending - share * sum(map(_cost, rounds)), 0)
         # every worker reads before any writes, so none mistakes new batches for earlier progress
@@ -133,12 +138,12 @@ class Runner:
                 attack_number = 1 + names.index(turn.name)
                 done = [batch for batch in earlier if batch.round == number]
                 for batch in done:
-                    result.fell[batch.rows[batch.fell]] = attack_number
+                    result.broken_by[batch.rows[batch.broken]] = attack_number
                 later = sum(_cost(other) for other in rounds[number + 1 :])
-                remaining = _without(result.standing, done)
+                remaining = _without(result.robust, done)
                 new = self._round(number, turn, remaining, later, progress_file)
                 batches += new
-                result.fell[self._broken(new)] = attack_number
+                result.broken_by[self._broken(new)] = attack_number
         self._work.finish()
         result.costs = self._costs(rounds, batches)
         if self.keep:
@@ -146,7 +151,12 @@ class Runner:
         return result
 
     def _round(
-        self, number: int, turn: Round, remaining: Tensor, later: int, progress_file: Journal | None
+        self,
+        number: int,
+        turn: Round,
+        remaining: Tensor,
+        later: int,
+        progress_file: SuiteProgress | None,
     ) -> list[EvaluationPart]:
         """This worker's share of a round; `later` is the cost per image of the rounds after it."""
         mine = remaining.nonzero().squeeze(1).tensor_split(self.world.size)[self.world.rank]
@@ -155,7 +165,7 @@ class Runner:
         for rows in _batches(mine, self.batch):
             with self._work.batch(len(rows) * _cost(turn)):
                 batch = self._attack(turn, number, rows)
-            self._work.remaining -= int(batch.fell.sum()) * later
+            self._work.remaining -= int(batch.broken.sum()) * later
             batches.append(batch)
             if progress_file:
                 progress_file.write(batch)
@@ -165,7 +175,7 @@ class Runner:
         """Which images were broken, on any worker."""
         broken = torch.zeros(len(self.data), dtype=torch.int64)
         for batch in batches:
-            broken[batch.rows[batch.fell]] = 1
+            broken[batch.rows[batch.broken]] = 1
         return self.world.sum(broken) > 0
 
     def _costs(self, rounds: Sequence[Round], batches: list[EvaluationPart]) -> dict[str, Cost]:
@@ -203,7 +213,7 @@ class Runner:
         examples = torch.zeros_like(images)
         for batch in batches:
             assert batch.examples is not None
-            examples[batch.rows[batch.fell]] = batch.examples
+            examples[batch.rows[batch.broken]] = batch.examples
         broken = per_sample(self._broken(batches), images)
         return torch.where(broken, self.world.sum(examples), images)
 

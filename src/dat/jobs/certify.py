@@ -14,7 +14,7 @@ from dat.data import class_balanced_subset
 from dat.distributed import World
 from dat.evaluation.certification import Certified, certify, largest_radius
 from dat.jobs.evaluate import prepare, write_down
-from dat.report import gauge
+from dat.report import progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def certify_subject(
     with make_world(config) as world:
         start = time.perf_counter()
         data, model = prepare(subject, world)
-        with gauge(f"certifying {subject.name}", show=world.first and not quiet) as progress:
+        with progress_bar(f"certifying {subject.name}", show=world.first and not quiet) as progress:
             found = certify(
                 model,
                 class_balanced_subset(data, config.evaluate.images),

@@ -21,11 +21,11 @@ from dat.data import ImageData, class_balanced_subset
 from dat.distributed import World
 from dat.evaluation import assess, sweep
 from dat.evaluation.checks import check_curve
-from dat.evaluation.runner import Progress, Verdicts, silent
+from dat.evaluation.runner import Progress, SuiteResult, silent
 from dat.models import adapted
 from dat.report import save_picture
 
-FALLEN, STANDING = 8, 4
+BROKEN_SHOWN, ROBUST_SHOWN = 8, 4
 """Gallery images on which the attack succeeds, and on which it fails."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 """Multiples of eps in the RA curve."""
@@ -135,38 +135,38 @@ class ErrorAnalysis:
 
 
 def _analyze(
-    config: RunConfig, predictor: Predictor, verdicts: Verdicts, figures: dict[str, Any]
+    config: RunConfig, predictor: Predictor, result: SuiteResult, figures: dict[str, Any]
 ) -> ErrorAnalysis:
     """Confusions, accuracy by class, and a gallery of images."""
     data = predictor.data
     rows = torch.arange(len(data))
-    correct = verdicts.fell >= 0
+    correct = result.broken_by >= 0
     clean_predictions = predictor.probabilities(predictor.images(rows)).argmax(1)
     predictions = torch.where(correct, data.labels, clean_predictions)
-    fell = (verdicts.fell > 0).nonzero().squeeze(1)
-    assert verdicts.examples is not None
-    if len(fell):
-        predictions[fell] = predictor.probabilities(verdicts.examples[fell]).argmax(1)
+    broken = (result.broken_by > 0).nonzero().squeeze(1)
+    assert result.examples is not None
+    if len(broken):
+        predictions[broken] = predictor.probabilities(result.examples[broken]).argmax(1)
     pairs, counts = torch.stack((data.labels, predictions), 1).unique(dim=0, return_counts=True)
     figures |= {
         "confusions": [
             [*pair, count] for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True)
         ],
-        "classes": _classes(data, correct, verdicts.standing),
+        "classes": _classes(data, correct, result.robust),
     }
-    fallen = _spread(fell, data.labels, FALLEN)
-    standing = _spread(verdicts.standing.nonzero().squeeze(1), data.labels, STANDING)
-    gallery = _gallery(config, predictor, fallen, verdicts.examples[fallen], fell=True)
-    attacked = _attacked(config, predictor, standing, figures["attack"])
-    gallery += _gallery(config, predictor, standing, attacked, fell=False)
+    broken_rows = _spread(broken, data.labels, BROKEN_SHOWN)
+    robust_rows = _spread(result.robust.nonzero().squeeze(1), data.labels, ROBUST_SHOWN)
+    gallery = _gallery(config, predictor, broken_rows, result.examples[broken_rows], broken=True)
+    attacked = _attacked(config, predictor, robust_rows, figures["attack"])
+    gallery += _gallery(config, predictor, robust_rows, attacked, broken=False)
     return ErrorAnalysis(figures, gallery)
 
 
-def _classes(data: ImageData, correct: Tensor, standing: Tensor) -> list[dict[str, Any]]:
+def _classes(data: ImageData, correct: Tensor, robust: Tensor) -> list[dict[str, Any]]:
     """For each class the number of images, of correct ones, and of robust ones."""
     counts = [
         data.labels[selected].bincount(minlength=data.classes).tolist()
-        for selected in (torch.ones_like(correct), correct, standing)
+        for selected in (torch.ones_like(correct), correct, robust)
     ]
     return [
         dict(zip(("images", "right", "standing"), row, strict=True))
@@ -195,7 +195,7 @@ def _attacked(config: RunConfig, predictor: Predictor, rows: Tensor, attack: str
 
 
 def _gallery(
-    config: RunConfig, predictor: Predictor, rows: Tensor, x_adv: Tensor, *, fell: bool
+    config: RunConfig, predictor: Predictor, rows: Tensor, x_adv: Tensor, *, broken: bool
 ) -> list[GalleryImage]:
     if not len(rows):
         return []
@@ -207,7 +207,7 @@ def _gallery(
         notes = {
             "image": int(predictor.data.number(rows[position])),
             "label": int(predictor.data.labels[row]),
-            "fell": fell,
+            "fell": broken,
             "clean": _prediction(before[position]),
             "adversarial": _prediction(after[position]),
             "distance": float(change.norm(float("inf") if config.threat.norm == "linf" else 2)),

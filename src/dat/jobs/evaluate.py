@@ -15,7 +15,7 @@ from dat.core.files import MEASURED
 from dat.data import ImageData, load
 from dat.distributed import World
 from dat.evaluation import Assessment
-from dat.report import gauge
+from dat.report import progress_bar
 
 
 def measure(
@@ -30,7 +30,7 @@ def measure(
     with make_world(subject.config) as world:
         start = time.perf_counter()
         data, model = prepare(subject, world)
-        with gauge(f"evaluating {subject.name}", show=world.first and not quiet) as progress:
+        with progress_bar(f"evaluating {subject.name}", show=world.first and not quiet) as progress:
             found = accuracy_of(
                 subject.config,
                 model,
@@ -71,10 +71,10 @@ def _report(subject: ModelSpec, found: Assessment, world: World, seconds: float)
     suites = {
         name: {
             "ra": found.ra(name),
-            "fell": verdicts.counts(),
-            "costs": {attack: cost._asdict() for attack, cost in verdicts.costs.items()},
+            "fell": result.counts(),
+            "costs": {attack: cost._asdict() for attack, cost in result.costs.items()},
         }
-        for name, verdicts in found.suites.items()
+        for name, result in found.suites.items()
     }
     return {
         "run": subject.name,

@@ -11,7 +11,7 @@ from dat.config.runs import is_analyzed
 from dat.config.trust import refuse_code
 from dat.jobs.error_analysis import analyze_errors
 from dat.jobs.evaluate import prepare
-from dat.report import gauge
+from dat.report import progress_bar
 
 
 def look_closely(
@@ -33,7 +33,7 @@ def look_closely(
     images = subject.config.evaluate.report if images is None else images
     with make_world(subject.config) as world:
         data, model = prepare(subject, world)
-        with gauge(f"looking closely at {subject.name}", show=not quiet) as progress:
+        with progress_bar(f"looking closely at {subject.name}", show=not quiet) as progress:
             found = analyze_errors(
                 subject.config, model, data, world, images=images, progress=progress
             )

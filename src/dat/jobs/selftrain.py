@@ -18,7 +18,7 @@ from dat.core.rng import seeded
 from dat.data import ImageData, PseudoLabels, load
 from dat.distributed import World
 from dat.models import adapted
-from dat.report import gauge
+from dat.report import progress_bar
 
 PSEUDO = "pseudo.npz"
 BASE, ROBUST = "base", "robust"
@@ -44,7 +44,9 @@ def label(
         images = world.run_or_fail_together(lambda: unlabelled_data(config, data))
         assert images is not None
         model = world.run_or_fail_together(lambda: spec.make(data)).to(world.device)
-        with gauge(f"labelling {len(images)} images", show=world.first and not quiet) as progress:
+        with progress_bar(
+            f"labelling {len(images)} images", show=world.first and not quiet
+        ) as progress:
             labels = pseudo_labels(
                 config.objective.deployed(model),
                 images,

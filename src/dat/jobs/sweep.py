@@ -11,7 +11,7 @@ from dat.data import class_balanced_subset
 from dat.evaluation import Curve, sweep
 from dat.evaluation.checks import check_curve
 from dat.jobs.evaluate import prepare, write_down
-from dat.report import gauge
+from dat.report import progress_bar
 
 
 def default_eps(subjects: Sequence[ModelSpec]) -> tuple[float, ...]:
@@ -41,7 +41,9 @@ def sweep_all(
     with make_world(subjects[0].config) as world:
         for subject in subjects:
             data, model = prepare(subject, world)
-            with gauge(f"sweeping {subject.name}", show=world.first and not quiet) as progress:
+            with progress_bar(
+                f"sweeping {subject.name}", show=world.first and not quiet
+            ) as progress:
                 curves = sweep(
                     subject.config.objective.deployed(model),
                     class_balanced_subset(data, subject.config.evaluate.images),

@@ -32,7 +32,7 @@ from dat.objectives import (
     Smooth,
 )
 from dat.optim import LSGD, SGD
-from dat.report import Progress, gauge
+from dat.report import Progress, progress_bar
 from dat.report.page import write_page
 from dat.train import Callback, Checkpoint, Checkpointer, EpochRecord, RunFolder, Trainer
 from dat.train.checkpoint import remove_unfinished
@@ -111,7 +111,7 @@ def _write_report(
     world, images = trainer.world, config.evaluate.report
     if not images:
         return
-    with gauge("error analysis", show=world.first and not quiet) as progress:
+    with progress_bar("error analysis", show=world.first and not quiet) as progress:
         analysis = analyze_errors(
             config, trainer.best_model(""), test, world, images=images, progress=progress
         )

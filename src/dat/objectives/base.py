@@ -67,7 +67,7 @@ class Batch:
     draws: Streams
     threat: ThreatModel = field(default_factory=ThreatModel)
     """The allowed perturbations."""
-    team: SubgroupLike = field(default_factory=NoSubgroup)
+    subgroup: SubgroupLike = field(default_factory=NoSubgroup)
     """The workers that share the work on these images."""
     weight: Tensor | float = 1.0
     """The weight of each sample in the mean loss."""
@@ -76,6 +76,8 @@ class Batch:
     lengths: tuple[int, ...] = ()
     """With a batch schedule, the sizes of the batches that were merged into this one."""
     _noise: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+    team = RenamedAttribute("subgroup")
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, *, threat: ThreatModel | None = None, seed: int = 0) -> Batch:
@@ -128,13 +130,15 @@ class Objective(Settings, ABC):
             "(dat label), or use trades"
         )
 
-    def check_team(self, size: int) -> None:
+    def check_subgroup(self, size: int) -> None:
         """Raise if `size` workers cannot share the work on an image."""
         if size > 1:
             raise SettingError(
                 f"train.team = {size}: workers can only share the noisy copies of an image "
                 "(objective.name smooth, stability); use 1"
             )
+
+    check_team = RenamedAttribute("check_subgroup")
 
     def check_patience(self) -> None:
         """Raise if images must not leave the attack one by one."""

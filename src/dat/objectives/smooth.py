@@ -31,15 +31,15 @@ class Noisy(Objective):
 
     def noisy(self, x: Tensor, batch: Batch) -> Tensor:
         """This worker's noisy copies of the images, concatenated."""
-        own = batch.team.share(self.copies)
+        own = batch.subgroup.share(self.copies)
         return torch.cat([x + self.sigma * batch.noise(copy) for copy in own])
 
     def vote(self, logits: Tensor, batch: Batch) -> Tensor:
         """The log of the mean probabilities over all copies, from the logits of this worker's."""
         log_p = functional.log_softmax(logits, dim=1).unflatten(0, (-1, len(batch.y)))
-        return batch.team.logsumexp(log_p.logsumexp(0)) - math.log(self.copies)
+        return batch.subgroup.logsumexp(log_p.logsumexp(0)) - math.log(self.copies)
 
-    def check_team(self, size: int) -> None:
+    def check_subgroup(self, size: int) -> None:
         if size > self.copies:
             raise SettingError(
                 f"train.team = {size}: must be at most objective.copies = {self.copies}"
@@ -71,7 +71,7 @@ class Smooth(Noisy):
     def phi(self, model: Network, batch: Batch) -> Loss:
         # log-probabilities are valid logits, so the cross-entropy of the vote is the soft loss
         return AttackTarget(
-            lambda x: self.vote(model(self.noisy(batch.team.spread(x), batch)), batch), batch.y
+            lambda x: self.vote(model(self.noisy(batch.subgroup.spread(x), batch)), batch), batch.y
         )
 
     def loss(self, model: Network, batch: Batch, x_adv: Tensor) -> Outcome:
@@ -80,7 +80,7 @@ class Smooth(Noisy):
         if self.update == "soft":
             loss = cross_entropy(vote, batch.y)
             # every worker of a subgroup has the full loss, but only its share of the gradient
-            loss = loss - loss.detach() * (1 - 1 / batch.team.size)
+            loss = loss - loss.detach() * (1 - 1 / batch.subgroup.size)
         else:
             losses = cross_entropy(logits, batch.y.repeat(len(logits) // len(batch.y)))
             loss = losses.unflatten(0, (-1, len(batch.y))).sum(0) / self.copies

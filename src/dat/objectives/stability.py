@@ -28,19 +28,19 @@ class Stability(Noisy):
             clean = functional.softmax(model(batch.x), dim=1)
 
         def phi(x: Tensor) -> Tensor:
-            logits = model(self.noisy(batch.team.spread(x), batch))
-            return batch.team.total(self._phi_share(clean, logits))
+            logits = model(self.noisy(batch.subgroup.spread(x), batch))
+            return batch.subgroup.total(self._phi_share(clean, logits))
 
         return phi
 
     def loss(self, model: Network, batch: Batch, x_adv: Tensor) -> Outcome:
-        count, team = len(batch.y), batch.team
-        own = team.share(count)  # the clean images are shared too: each is computed once
+        count, subgroup = len(batch.y), batch.subgroup
+        own = subgroup.share(count)  # the clean images are shared too: each is computed once
         own_clean, noisy = model(
             torch.cat((batch.x[own.start : own.stop], self.noisy(x_adv, batch)))
         ).tensor_split((len(own),))
         padded = functional.pad(own_clean, (0, 0, own.start, count - own.stop))
-        clean = team.spread(team.total(padded))
+        clean = subgroup.spread(subgroup.total(padded))
         share = len(noisy) / (count * self.copies)  # the clean loss is split like the copies
         phi = self._phi_share(functional.softmax(clean, dim=1), noisy)
         loss = share * cross_entropy(clean, batch.y) + self.stability_weight * phi

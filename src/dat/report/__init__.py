@@ -7,23 +7,24 @@ from dat.core.lazy import lazy_names
 if TYPE_CHECKING:
     from dat.report.evaluations import (
         show_certified,
+        show_evaluation,
         show_labelled,
-        show_measured,
         show_sweep,
         warn,
     )
     from dat.report.plots import Chart, bar_chart, check_picture, line_charts
     from dat.report.profiles import show_profile
-    from dat.report.progress import Progress, counting, gauge
+    from dat.report.progress import Progress, counting, progress_bar
     from dat.report.sets import bytes_bar, image_grid, save_picture, show_data, show_parts
     from dat.report.tables import print_json, print_table, runs_table
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        evaluations="show_certified show_labelled show_measured show_sweep warn",
+        renamed={"gauge": "progress_bar", "show_measured": "show_evaluation"},
+        evaluations="show_certified show_labelled show_evaluation show_sweep warn",
         plots="Chart bar_chart check_picture line_charts",
         profiles="show_profile",
-        progress="Progress counting gauge",
+        progress="Progress counting progress_bar",
         sets="bytes_bar image_grid save_picture show_data show_parts",
         tables="print_json print_table runs_table",
     )
@@ -35,17 +36,17 @@ __all__ = [
     "bytes_bar",
     "check_picture",
     "counting",
-    "gauge",
     "image_grid",
     "line_charts",
     "print_json",
     "print_table",
+    "progress_bar",
     "runs_table",
     "save_picture",
     "show_certified",
     "show_data",
+    "show_evaluation",
     "show_labelled",
-    "show_measured",
     "show_parts",
     "show_profile",
     "show_sweep",

@@ -29,7 +29,7 @@ def warn(warnings: Sequence[str]) -> None:
         print(f"warning: {text}", file=sys.stderr)
 
 
-def show_measured(report: dict[str, Any], *, as_json: bool) -> None:
+def show_evaluation(report: dict[str, Any], *, as_json: bool) -> None:
     """One evaluation: RA under each suite, and for suites of several attacks what each broke."""
     warn(report["warnings"])
     if as_json:

@@ -42,7 +42,7 @@ def counting(title: str, total: int, *, show: bool) -> Iterator[Callable[[int], 
 
 
 @contextmanager
-def gauge(title: str, *, show: bool) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(title: str, *, show: bool) -> Iterator[Callable[[int, int], None]]:
     """A progress bar whose total may change; yields a callback that takes the work done and the
     total."""
     console = Console(stderr=True, quiet=not show)

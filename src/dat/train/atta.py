@@ -18,7 +18,7 @@ from torch import Tensor
 from dat.attacks import PGD, Attack
 from dat.core.settings import SettingError
 from dat.core.threat import TINY, ThreatModel, per_sample
-from dat.data import Augmentation, BatchSource, Windows
+from dat.data import Augmentation, BatchSource, CropWindows
 from dat.train.inner import InnerMaximization
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class DrawnImages(NamedTuple):
     """The images of a batch, and how they were augmented."""
 
     numbers: Tensor
-    windows: Windows | None
+    windows: CropWindows | None
     """Their random crops; None without crops."""
     epoch: int
 

@@ -45,8 +45,8 @@ class BatchNormScope(Option):
             return ""
         return f"train.bn = {self.scope} replaces modules that torch wraps; use train.bn local"
 
-    def norms(self, team: WorkerSubgroup, world: World, ledger: Ledger) -> ScopedBatchNorm:
+    def norms(self, subgroup: WorkerSubgroup, world: World, ledger: Ledger) -> ScopedBatchNorm:
         """What replaces a model's batch norms during a pass."""
         return distributed.ScopedBatchNorm.of(
-            self.scope, team, world=world, ledger=ledger, group=self.ghost
+            self.scope, subgroup, world=world, ledger=ledger, group=self.ghost
         )

@@ -35,13 +35,13 @@ class TrainingData:
     def __len__(self) -> int:
         return len(self.labelled) + len(self.unlabelled or ())
 
-    def batches(self, world: World, *, batch: int, team: int, seed: int) -> Batches:
-        """This worker's share of the data; each `team` consecutive ranks hold the same images."""
+    def batches(self, world: World, *, batch: int, subgroup: int, seed: int) -> Batches:
+        """This worker's share of the data; `subgroup` consecutive ranks hold the same images."""
         dealing = PartitionPlan(
             batch=batch,
             parts=self.parts,
-            workers=world.size // team,
-            place=world.rank // team,
+            workers=world.size // subgroup,
+            place=world.rank // subgroup,
             seed=seed,
             loaders=torch.get_num_threads() if self.loaders is None else self.loaders,
             random_crops=self.augmentation.kind == "resized-crop",

@@ -37,8 +37,8 @@ class FreeReplay(InnerMaximization):
     def remember(self, worker: Worker, batch: Batch, x_adv: Tensor, epoch: int, step: int) -> None:
         """The update's backward pass has computed the attack's gradient, too."""
         assert x_adv.grad is not None
-        team = worker.team
-        gradient = team.sum(x_adv.grad) if team.size > 1 else x_adv.grad
+        subgroup = worker.subgroup
+        gradient = subgroup.sum(x_adv.grad) if subgroup.size > 1 else x_adv.grad
         self.replayed = [self.attack.ascend(x_adv.detach(), gradient, batch.x, self.threat)]
 
     def worker_state(self) -> dict[str, Tensor]:

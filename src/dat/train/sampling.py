@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dat.core.rng import Streams
 from dat.core.threat import ThreatModel
-from dat.data import Augmentation, Batches, RawBatch, Windows, as_floats
+from dat.data import Augmentation, Batches, CropWindows, RawBatch, as_floats
 from dat.distributed import WorkerSubgroup
 from dat.objectives import Batch
 from dat.train.batch_schedule import BatchSchedule
@@ -21,7 +21,7 @@ class Sampler:
 
     batches: Batches
     threat: ThreatModel
-    team: WorkerSubgroup
+    subgroup: WorkerSubgroup
     """The subgroup of workers that hold the same images."""
     device: torch.device
     augmentation: Augmentation = field(default_factory=Augmentation)
@@ -42,13 +42,13 @@ class Sampler:
             y,
             Streams.of(self.seed, "objective", epoch, step, index=index),
             self.threat,
-            self.team,
+            self.subgroup,
             weight,
             total=times * self.batches.weight,
             lengths=tuple(len(share.y) for share in drawn),
         )
 
-    def windows(self, epoch: int, number: int, index: Tensor) -> Windows | None:
+    def windows(self, epoch: int, number: int, index: Tensor) -> CropWindows | None:
         """The random crops of the images of a batch; None without crops."""
         return self.augmentation.windows(self._augment_draws(epoch, number, index))
 

@@ -63,7 +63,7 @@ def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
 def _local_sums(outcome: Outcome, batch: Batch, *, stop: bool) -> Tensor:
     """This worker's summed loss, correct predictions, labels and images (a subgroup's common images
     are divided among its workers), and whether to stop, so that all stop after the same step."""
-    y, share = batch.y, 1 / batch.team.size
+    y, share = batch.y, 1 / batch.subgroup.size
     correct = (outcome.logits.argmax(1) == y).sum() * share
     labels = (y != UNLABELLED).sum() * share
     loss = (outcome.loss * batch.weight).sum()

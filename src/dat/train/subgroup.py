@@ -27,7 +27,7 @@ class Subgroup(Option):
 
     def check(self, trainer: Trainer) -> None:
         distributed.check_subgroup(trainer.world.size, self.size)
-        trainer.objective.check_team(self.size)
+        trainer.objective.check_subgroup(self.size)
 
     def sharding_conflict(self) -> str:
         return "subgroups are not supported; use train.team 1" if self.size > 1 else ""

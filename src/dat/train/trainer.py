@@ -85,8 +85,8 @@ class Trainer:
         if not self.sharded:  # sharding moves one block at a time to the device
             self.model.to(self.world.device)
         self.samples = len(data)
-        team = self.options.subgroup.size
-        self.batches = data.batches(self.world, batch=self.batch, team=team, seed=self.seed)
+        subgroup = self.options.subgroup.size
+        self.batches = data.batches(self.world, batch=self.batch, subgroup=subgroup, seed=self.seed)
         self._optimizer = None if self.sharded else self._make_optimizer()
         self.parts = Parts(option.build(self) for option in self.options.each())
         # drop all data but this worker's share
@@ -204,14 +204,14 @@ class Trainer:
         engine = self._engine()
         exchange = self.exchange.connect(self)
         optimizer = self._optimizer or self._make_optimizer(exchange.shards)
-        team = WorkerSubgroup(world, options.subgroup.size, exchange.ledger)
+        subgroup = WorkerSubgroup(world, options.subgroup.size, exchange.ledger)
         check_data(self.batches, self.batch, world)
         inner = self._inner(self.attack)
         self.worker = Worker(
             sampler=Sampler(
                 batches=self.batches,
                 threat=self.threat,
-                team=team,
+                subgroup=subgroup,
                 device=world.device,
                 augmentation=self.images.augmentation,
                 schedule=options.batch_schedule,
@@ -222,7 +222,7 @@ class Trainer:
             objective=self.objective,
             exchange=exchange,
             engine=engine,
-            norms=options.batch_norm.norms(team, world, exchange.ledger),
+            norms=options.batch_norm.norms(subgroup, world, exchange.ledger),
             optimizer=optimizer,
             parts=self.parts,
             should_stop=self._should_stop,

@@ -40,9 +40,9 @@ class Worker:
     """Whether this worker received a request to stop."""
 
     @property
-    def team(self) -> WorkerSubgroup:
+    def subgroup(self) -> WorkerSubgroup:
         """The subgroup of workers that hold the same images."""
-        return self.sampler.team
+        return self.sampler.subgroup
 
     @staged("data")
     def draw(self, epoch: int, step: int) -> Batch:

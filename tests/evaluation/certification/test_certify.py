@@ -23,7 +23,7 @@ from dat.evaluation.certification import (
     radius,
 )
 from dat.evaluation.certification.bounds import lower_bound
-from tests.evaluation.cases import Gauge, Stopped
+from tests.evaluation.cases import ProgressRecorder, Stopped
 from tests.evaluation.certification.cases import Plane
 
 SIGMA = 0.25
@@ -121,13 +121,15 @@ def test_an_interrupted_certification_goes_on(
 
     with pytest.raises(Stopped):
         certify(model, subset, **settings, folder=tmp_path, progress=stop)
-    gauge = Gauge()
-    again = certify(model, subset, **settings, folder=tmp_path, progress=gauge)
+    progress = ProgressRecorder()
+    again = certify(model, subset, **settings, folder=tmp_path, progress=progress)
     assert same(whole, again)
-    assert gauge.total[0] < 80 and gauge.done[0] == 0 and gauge.done[-1] == gauge.total[-1]
-    gauge = Gauge()
-    assert same(whole, certify(model, subset, **settings, folder=tmp_path, progress=gauge))
-    assert gauge.shown == [(0, 0)]
+    assert (
+        progress.total[0] < 80 and progress.done[0] == 0 and progress.done[-1] == progress.total[-1]
+    )
+    progress = ProgressRecorder()
+    assert same(whole, certify(model, subset, **settings, folder=tmp_path, progress=progress))
+    assert progress.shown == [(0, 0)]
     (table,) = tmp_path.glob("*/certified.tsv")
     assert table.read_text() == again.table()
 

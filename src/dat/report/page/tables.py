@@ -179,7 +179,7 @@ class GalleryItem:
     label: str
     before: str
     after: str
-    fell: bool
+    broken: bool
     note: str
     pictures: dict[str, str]
     """Data URIs by kind."""
@@ -202,7 +202,7 @@ def gallery(run: RunRecord) -> list[GalleryItem]:
                 label=names[entry["label"]],
                 before=prediction(entry["clean"]),
                 after=prediction(entry["adversarial"]),
-                fell=entry["fell"],
+                broken=entry["fell"],
                 note=f"{analysis['threat']['norm']} distance {entry['distance']:.3g}, {scale}",
                 pictures={
                     kind: run.picture(number, kind) for kind in ("clean", "change", "adversarial")

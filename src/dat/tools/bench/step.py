@@ -163,14 +163,16 @@ def make_worker(workload: StepWorkload, world: World) -> Worker:
     engine = Engine.of(model, Compute(), workload.images()[0], 0)
     exchange = Exchange(model, world)
     batches = make_batches(workload.data(), None, Mix(), dealing)
-    team = WorkerSubgroup(world)
+    subgroup = WorkerSubgroup(world)
     return Worker(
-        sampler=Sampler(batches=batches, threat=workload.threat, team=team, device=world.device),
+        sampler=Sampler(
+            batches=batches, threat=workload.threat, subgroup=subgroup, device=world.device
+        ),
         inner=InnerMaximization(workload.make_attack(), workload.threat),
         objective=Adversarial(clean_weight=float(workload.clean)),
         exchange=exchange,
         engine=engine,
-        norms=ScopedBatchNorm(team),
+        norms=ScopedBatchNorm(subgroup),
         optimizer=workload.optimizer(exchange.module),
     )
 

@@ -12,7 +12,7 @@ import yaml
 from dat.core.files import atomic_write
 from dat.data.catalog import CATALOG
 from dat.data.fetch import cached, fetch
-from dat.report import bytes_bar, gauge
+from dat.report import bytes_bar, progress_bar
 from dat.tools.reproduce.figures import collect, markdown
 from dat.tools.reproduce.plan import LAST_TRAINING, TIMING, StudyPlan
 from dat.tools.reproduce.plots import draw
@@ -44,7 +44,7 @@ def reproduce(
                 fetch(name, progress=progress)
     plan = StudyPlan(study, runs, study.seeds if seeds is None else seeds)
     for title, tasks in plan.stages():
-        with gauge(f"{study.name}: {title}", show=not quiet) as progress:
+        with progress_bar(f"{study.name}: {title}", show=not quiet) as progress:
             run_missing(tasks, 1 if title == TIMING else at_once, progress)
         if title == LAST_TRAINING:  # preliminary results, before the measurements
             write_results(plan, out)

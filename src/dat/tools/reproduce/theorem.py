@@ -36,7 +36,7 @@ from dat.distributed import WholeVector
 from dat.distributed.wire_format import Slot, message_layout, spans
 from dat.kernels.quantize.codec import Codec
 from dat.optim import LAMB
-from dat.report import gauge
+from dat.report import progress_bar
 from dat.report.plots import Chart, line_charts
 from dat.tools.reproduce.figures import estimate
 from dat.tools.reproduce.study import THEOREM
@@ -313,7 +313,7 @@ def check_theorem(out: Path, *, seeds: int = 4, quiet: bool = False) -> dict[str
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in SWEEPS}
     done = 0
     total = sum(len(sweep.values) + (sweep.exact is not None) for sweep in SWEEPS.values())
-    with gauge(THEOREM, show=not quiet) as progress:
+    with progress_bar(THEOREM, show=not quiet) as progress:
         for name, (key, values, base, _, exact) in SWEEPS.items():
             floor = [0.0] * seeds
             for value in (*(() if exact is None else (exact,)), *values):

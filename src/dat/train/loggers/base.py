@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from dat.core.deprecation import renamed_names
 from dat.core.files import atomic_write
 
 IDS = "loggers.json"
@@ -57,6 +58,9 @@ def _flatten(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
             yield from _flatten(value, f"{path}{key}.")
         else:
             yield f"{path}{key}", value
+
+
+__getattr__ = renamed_names(__name__, Run="RunInfo")
 
 
 def numbers(result: Mapping[str, Any]) -> dict[str, float]:

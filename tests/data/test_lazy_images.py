@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dat.data import ImageData, chunks, load
 from dat.data.arrays import map_array
-from dat.data.lazy_images import Mapped, Stored, join
+from dat.data.lazy_images import LazyImages, Mapped, join
 
 SHAPES = [(7, 3, 5, 4), (7, 5, 4, 3), (7, 5, 4), (7, 1, 5, 4)]
 
@@ -94,7 +94,7 @@ def test_joined_sets_are_one(
 ) -> None:
     folder = tmp_path_factory.mktemp("joined")
     whole = torch.randint(0, 256, (sum(sizes), 3, 4, 4), dtype=torch.uint8)
-    pieces: list[torch.Tensor | Stored] = []
+    pieces: list[torch.Tensor | LazyImages] = []
     for number, piece in enumerate(whole.split(sizes)):
         if data.draw(st.booleans()):
             np.save(folder / f"{number}.npy", piece.numpy())
@@ -107,7 +107,7 @@ def test_joined_sets_are_one(
     numbers = st.integers(0, sum(sizes) - 1)
     rows = torch.tensor(data.draw(st.lists(numbers, min_size=1, max_size=9)))
     assert torch.equal(joined[rows], whole[rows])
-    if isinstance(joined, Stored):
+    if isinstance(joined, LazyImages):
         back = torch.arange(len(rows)).flip(0)
         assert torch.equal(joined.take(rows)[back], whole[rows[back]])
 

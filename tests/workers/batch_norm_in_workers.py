@@ -125,7 +125,7 @@ def _run_step(world: World, scope: str, group: int, case: dict[str, Any]) -> dic
         threat=ThreatModel(eps=0.05),
         exchange=exchange,
         engine=engine or Engine(model, compute),
-        team=subgroup,
+        subgroup=subgroup,
         norms=ScopedBatchNorm.of(scope, subgroup, world=world, ledger=exchange.ledger, group=group),
         optimizer=SGD()(model),
         **{"objective": Adversarial(), "attack": PGD(steps=2), **case},

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.workers import teams_in_workers
+from tests.workers import subgroups_in_workers
 from tests.workers.conftest import DAT, SMALL, distance, run
 from tests.workers.forked import run_workers
-from tests.workers.teams_in_workers import CASES
+from tests.workers.subgroups_in_workers import CASES
 
 Results = dict[tuple[int, int], dict[str, dict[str, Tensor]]]
 """By number of workers and subgroup size, then by case: gradients, buffers, loss and accuracy."""
@@ -23,7 +23,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     results = {}
     for workers, size in ((1, 1), (2, 2), (4, 4), (4, 2)):
         folder = tmp_path_factory.mktemp(f"subgroup-{workers}-{size}")
-        run_workers(workers, teams_in_workers.main, folder, size)
+        run_workers(workers, subgroups_in_workers.main, folder, size)
         results[workers, size] = {name: load_file(folder / f"{name}.safetensors") for name in CASES}
     return results
 

@@ -71,7 +71,7 @@ def main(folder: Path, size: int) -> None:
             objective=objective_class(sigma=0.2, copies=COPIES, **settings),
             exchange=Exchange(model, world),
             engine=_recomputing_engine(model) if mode == "recompute" else Engine(model),
-            team=subgroup,
+            subgroup=subgroup,
             norms=ScopedBatchNorm(subgroup),
             optimizer=SGD()(model),
             attack_bn="train" if mode == "train" else "eval",

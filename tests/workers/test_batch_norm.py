@@ -9,16 +9,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.workers import norms_in_workers
-from tests.workers.conftest import distance
-from tests.workers.forked import run_workers
-from tests.workers.norms_in_workers import (
+from tests.workers import batch_norm_in_workers
+from tests.workers.batch_norm_in_workers import (
     CASES,
     SHARES,
     derivatives,
     inputs_and_weights,
     norm,
 )
+from tests.workers.conftest import distance
+from tests.workers.forked import run_workers
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """By number of workers, the folder with the results of each worker."""
     folders = {workers: tmp_path_factory.mktemp(f"norms-{workers}") for workers in SHARES}
     for workers, folder in folders.items():
-        run_workers(workers, norms_in_workers.main, folder)
+        run_workers(workers, batch_norm_in_workers.main, folder)
     return folders
 
 
