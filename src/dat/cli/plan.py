@@ -117,8 +117,7 @@ def _cluster(arguments: argparse.Namespace) -> Cluster:
         raise ValueError(f"--latency {arguments.latency}: must be at least 0")
     link = NetworkLink.named(arguments.link, latency=latency)
     inside = NetworkLink.named(arguments.inside or INSIDE, latency=INSIDE_LATENCY, goodput=1.0)
-    import torch
-
+    from dat.core import devices
     from dat.distributed.world import cores
 
     return Cluster(
@@ -127,7 +126,7 @@ def _cluster(arguments: argparse.Namespace) -> Cluster:
         link=link,
         inside=inside,
         cores=cores() if arguments.cores is None else arguments.cores,
-        accelerated=arguments.compute is not None or torch.cuda.is_available(),
+        accelerated=arguments.compute is not None or devices.accelerator() is not None,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dat.attacks import ATTACKS, Attack
 from dat.attacks.suites import suite
+from dat.core.devices import DEVICES
 from dat.core.settings import SettingError, Settings, component, inline, section, setting
 from dat.core.threat import ThreatModel
 from dat.data import AUGMENTATIONS, WEIGH_BY, ReadOptions
@@ -228,14 +229,18 @@ class EvaluateConfig(Settings):
 class CommConfig(Settings):
     """Where the workers run and how they communicate."""
 
-    device: str = setting("auto", "auto: cuda if available", choices=("auto", "cpu", "cuda"))
+    device: str = setting("auto", "auto: the GPU if there is one", choices=DEVICES)
     backend: str = setting(
-        "auto", "auto: nccl on cuda, gloo on cpu", choices=("auto", "gloo", "nccl")
+        "auto",
+        "auto: nccl on NVIDIA and AMD GPUs, xccl on Intel's, gloo elsewhere",
+        choices=("auto", "gloo", "nccl", "xccl"),
     )
     threads: int | None = setting(
         None, "CPU threads per worker; none: its share of the cores", ge=1
     )
-    deterministic: bool = setting(True, "deterministic kernels on cuda; false may be faster")
+    deterministic: bool = setting(
+        True, "on GPUs, use deterministic kernels only; false may be faster"
+    )
     allocator: str = setting(
         "tuned",
         "memory allocator: tuned, which keeps freed memory for the next tensors (glibc only), or "

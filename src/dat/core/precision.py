@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dat.core import devices
+
 Network = Callable[[Tensor], Tensor]
 
 PRECISIONS = {
@@ -36,7 +38,7 @@ def in_precision(network: Network, precision: torch.dtype) -> Network:
         return network
 
     def autocast(x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, precision):
+        with devices.autocast(x.device, precision):
             return network(x).float()
 
     if precision != torch.float16:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dat.core import devices
 from dat.core.deprecation import RenamedAttribute, renamed_names
 from dat.core.lazy import torch
 from dat.kernels.native import philox_words
@@ -42,11 +43,7 @@ def generator(seed: int, purpose: str, *coordinates: int) -> torch.Generator:
 def seeded(device: torch.device, seed: int, purpose: str, *coordinates: int) -> Iterator[None]:
     """Seed torch's global generators inside the context and restore them on exit: for layers that
     use them, such as dropout."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        key = derive(seed, purpose, *coordinates)
-        torch.default_generator.manual_seed(key)
-        if device.type == "cuda":  # this device alone; torch.manual_seed would seed them all
-            torch.cuda.manual_seed(key)
+    with devices.seeded_generators(device, derive(seed, purpose, *coordinates)):
         yield
 
 

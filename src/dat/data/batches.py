@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dat.core import devices
 from dat.core.rng import Streams, derive
 from dat.data.images import ImageData
 from dat.data.lazy_images import LazyImages, at_random, read
@@ -102,7 +103,9 @@ class Batches:
             images = [source.data.images for source in self.sources]
             slow = any(isinstance(lazy, LazyImages) and lazy.slow for lazy in images)
             read_batch = partial(_read_batch, tuple(self.sources))
-            self._loader.append(Loader(read_batch, self.loaders if slow else 0))
+            self._loader.append(
+                Loader(read_batch, self.loaders if slow else 0, pin=devices.pins_memory(device))
+            )
         first = epoch * self.steps
         numbers = range(first + steps.start, first + steps.stop)
         return [batch.to(device) for batch in self._loader[0].read_range(numbers)]

@@ -25,8 +25,9 @@ PREFETCH = 2
 class Loader(Generic[T]):
     """Calls `read(number)` for consecutive numbers in `processes` processes; 0: in this one."""
 
-    def __init__(self, read: Callable[[int], T], processes: int = 0) -> None:
-        self.read, self.processes = read, processes
+    def __init__(self, read: Callable[[int], T], processes: int = 0, *, pin: bool = False) -> None:
+        """With `pin`, batches are in page-locked memory."""
+        self.read, self.processes, self.pin = read, processes, pin
         self._stream: Iterator[T | _ReadError] | None = None
         self._next = 0
         self._last: tuple[range, list[T]] | None = None
@@ -69,7 +70,7 @@ class Loader(Generic[T]):
                     num_workers=self.processes,
                     prefetch_factor=PREFETCH,
                     multiprocessing_context=context,
-                    pin_memory=torch.cuda.is_available(),
+                    pin_memory=self.pin,
                     worker_init_fn=_exit_with_parent,
                     generator=torch.Generator(),  # leaves torch's global generator alone
                 )

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from dat.core import devices
 from dat.distributed.protocols import (
     Auto,
     Chunked,
@@ -71,8 +72,7 @@ def _chunked_is_faster(quantizer: Quantizer, dense: Quantizer, world: World, len
             world.barrier()
             start = time.perf_counter()
             reducer.sum(0, vector.clone(), slots).wait()
-            if world.device.type == "cuda":
-                torch.cuda.synchronize()
+            devices.synchronize(world.device)
             times.append(time.perf_counter() - start)
     for reducer in reducers:
         reducer.close()

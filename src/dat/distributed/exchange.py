@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from dat.core import devices
 from dat.distributed.base import BaseExchange
 from dat.distributed.choice import choose
 from dat.distributed.protocols import Default, Protocol
@@ -61,7 +62,7 @@ class Exchange(BaseExchange):
         self._backward_passes = 0
         self._ddp = _Parallel(
             module,
-            device_ids=[world.device.index] if world.device.type == "cuda" else None,
+            device_ids=[world.device.index] if devices.is_accelerator(world.device) else None,
             forward_sync_buffers=False,  # `share` averages running statistics instead
             gradient_as_bucket_view=True,
             bucket_cap_mb=SINGLE_BUCKET_MB if quantizer.whole else None,

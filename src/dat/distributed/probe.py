@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from dat.core import devices
 from dat.distributed.protocols import Chunked
 from dat.distributed.quantizers import Buckets
 from dat.distributed.reducer import Reducer
@@ -60,8 +61,7 @@ def probe_bucket(world: World, rounds: int) -> ProbeResult:
 def _time(world: World, rounds: int, operation: Callable[[], object]) -> ProbeResult:
     def run() -> None:
         operation()
-        if world.device.type == "cuda":
-            torch.cuda.synchronize()
+        devices.synchronize(world.device)
 
     run()
     times = []

@@ -1,8 +1,13 @@
 """Sums the workers' gradients, bucket by bucket, while the backward pass continues.
 
-Each of the two stages of a protocol has a thread, a lane, that processes the buckets in order. A
-collective must not be issued from the callback of another one: with two buckets in flight, the
-order of the calls could differ between workers, and all of them would wait forever.
+On CPUs, each of the two stages of a protocol has a thread, a lane, that processes the buckets in
+order. A collective must not be issued from the callback of another one: with two buckets in flight,
+the order of the calls could differ between workers, and all of them would wait forever.
+
+On GPUs a stage only enqueues work, so there are no threads: the caller enqueues it on a stream of
+its own. So a worker enqueues all of its collectives, those of other process groups included (batch
+norms, subgroups), in the order of its program, which is the same for all workers. NCCL needs that:
+two collectives that are enqueued in different orders on two workers wait for each other forever.
 """
 
 import queue
@@ -10,13 +15,13 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from dat.core import devices
 from dat.core.rng import derive
 from dat.distributed.protocols import Protocol
 from dat.distributed.quantizers import Quantizer
@@ -43,10 +48,8 @@ class Job:
     route: GradientRoute
     keys: RoundingKeys
     done: "Future[Tensor]"
-    """Completed with the gradient: on CUDA, waiting for a future synchronizes with the work on the
+    """Completed with the gradient: on GPUs, waiting for a future synchronizes with the work on the
     tensors in its value, and with nothing else."""
-    ready: Any = None
-    """On CUDA, an event recorded once the gradient and the buffers of the route are ready."""
     work: Tensor = field(init=False)
     """The gradient as float32, in the order in which it is sent."""
     error: Exception | None = None
@@ -105,9 +108,10 @@ class Reducer:
             first, second = (ErrorFeedbackMemory(length, world.device) for _ in range(2))
             self.memories = first, second
         self._routes: dict[int, tuple[Sequence[Slot], GradientRoute]] = {}
-        self._lanes: list[_Lane] = []
+        self._pipeline: _Lanes | _Enqueuer | None = None
         if protocol.staged:
-            self._lanes = self._start_lanes()
+            enqueued = devices.is_accelerator(world.device)
+            self._pipeline = (_Enqueuer if enqueued else _Lanes)(world, ledger)
         self.begin(0, 0)
 
     def begin(self, epoch: int, step: int) -> None:
@@ -118,30 +122,20 @@ class Reducer:
 
     def sum(self, index: int, gradient: Tensor, slots: Sequence[Slot]) -> "Future[Tensor]":
         """Start to sum bucket `index` over the workers, in place; the future returns `gradient`."""
-        if not self.protocol.staged:
+        if self._pipeline is None:
             return self.protocol.sum_bucket(gradient, self.world, self.ledger)
-        job = self._job(index, gradient, slots)
-        future: Future[Tensor] = job.done.then(job.result)
-        self._lanes[0].queue.put(job)
+        ordered = sorted(slots, key=lambda slot: slot.position) if self.quantizer.whole else slots
+        done: Future[Tensor] = Future(devices=devices.future_devices(self.world.device))
+        job = Job(gradient, slots, ordered, self._route(index, ordered), self._keys, done)
+        future: Future[Tensor] = done.then(job.result)
+        self._pipeline.put(job)
         return future
 
     def close(self) -> None:
-        """Finish the buckets in flight, then stop the threads and destroy their process groups; all
-        workers call it."""
-        for lane in self._lanes:
-            lane.queue.put(None)
-            lane.join()
-            dist.destroy_process_group(lane.group)
-        self._lanes = []
-
-    def _job(self, index: int, gradient: Tensor, slots: Sequence[Slot]) -> Job:
-        cuda = self.world.device.type == "cuda"
-        devices: list[int | str | torch.device] = [self.world.device] if cuda else []
-        ordered = sorted(slots, key=lambda slot: slot.position) if self.quantizer.whole else slots
-        route = self._route(index, ordered)
-        job = Job(gradient, slots, ordered, route, self._keys, Future(devices=devices))
-        job.ready = torch.cuda.current_stream().record_event() if cuda else None
-        return job
+        """Finish the buckets in flight, then destroy the process groups; all workers call it."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+        self._pipeline = None
 
     def _route(self, index: int, slots: Sequence[Slot]) -> GradientRoute:
         """The cached route of a bucket; a new one if DDP has rebuilt its buckets, as it does after
@@ -153,75 +147,96 @@ class Reducer:
             self._routes[index] = cached
         return cached[1]
 
-    def _start_lanes(self) -> "list[_Lane]":
-        def collect(job: Job, group: dist.ProcessGroup) -> SentBytes:
-            job.copy_in()
-            return job.route.collect(job.work, job.keys, group)
 
-        def spread(job: Job, group: dist.ProcessGroup) -> SentBytes:
-            sent = job.route.spread(job.work, group)
-            job.copy_out()
-            return sent
-
-        def both(job: Job, group: dist.ProcessGroup) -> SentBytes:
-            return collect(job, group).plus(spread(job, group))
-
-        # on CUDA collectives are only enqueued: the kernels of two lanes could wait for each other
-        # in a different order on each worker and deadlock, so there is one lane
-        stages = [both] if self.world.device.type == "cuda" else [collect, spread]
-        lanes: list[_Lane] = []
-        for stage in reversed(stages):
-            lanes.insert(0, _Lane(stage, self.world, self.ledger, lanes[0] if lanes else None))
-        # a worker may have created a group before another one has; if it destroyed the group right
-        # away, it would break the connections of the other
-        self.world.barrier()
-        return lanes
+def _collect(job: Job, group: dist.ProcessGroup) -> SentBytes:
+    job.copy_in()
+    return job.route.collect(job.work, job.keys, group)
 
 
-class _Lane(threading.Thread):
-    """A thread that runs one stage for each bucket, in order, with a process group of its own. It
-    passes the buckets to the next lane."""
+def _spread(job: Job, group: dist.ProcessGroup) -> SentBytes:
+    sent = job.route.spread(job.work, group)
+    job.copy_out()
+    return sent
+
+
+class _Stage:
+    """One stage, or both, of a protocol, with a process group of its own. After an error the
+    workers are out of step, so later buckets fail too."""
 
     def __init__(
         self,
-        stage: Callable[[Job, dist.ProcessGroup], SentBytes],
+        work: Callable[[Job, dist.ProcessGroup], SentBytes],
         world: World,
         ledger: Ledger,
-        next_lane: "_Lane | None",
     ) -> None:
+        self.group = dist.new_group(timeout=timedelta(seconds=world.timeout))
+        self._work, self._ledger = work, ledger
+        self._broken: Exception | None = None
+
+    def run(self, job: Job) -> None:
+        job.error = job.error or self._broken
+        if job.error is None:
+            try:
+                finish = self._ledger.start_transfer()
+                finish(*self._work(job, self.group))
+            except Exception as error:
+                job.error = error
+        self._broken = job.error
+
+
+class _Enqueuer:
+    """Runs both stages in the caller's thread, on a stream of their own."""
+
+    def __init__(self, world: World, ledger: Ledger) -> None:
+        self._stage = _Stage(
+            lambda job, group: _collect(job, group).plus(_spread(job, group)), world, ledger
+        )
+        self._stream = devices.new_stream(world.device)
+        world.barrier()
+
+    def put(self, job: Job) -> None:
+        with devices.side_stream(self._stream):
+            self._stage.run(job)
+            job.done.set_result(job.gradient)
+
+    def close(self) -> None:
+        dist.destroy_process_group(self._stage.group)
+
+
+class _Lanes:
+    """A thread for each stage, so that the second stage of one bucket overlaps with the first one
+    of the next."""
+
+    def __init__(self, world: World, ledger: Ledger) -> None:
+        second = _Lane(_Stage(_spread, world, ledger), None)
+        self._lanes = _Lane(_Stage(_collect, world, ledger), second), second
+        # a worker may have created a group before another one has; if it destroyed the group right
+        # away, it would break the connections of the other
+        world.barrier()
+
+    def put(self, job: Job) -> None:
+        self._lanes[0].queue.put(job)
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.queue.put(None)
+            lane.join()
+            dist.destroy_process_group(lane.stage.group)
+
+
+class _Lane(threading.Thread):
+    """A thread that runs one stage for each bucket, in order, and passes it to the next lane."""
+
+    def __init__(self, stage: _Stage, next_lane: "_Lane | None") -> None:
         super().__init__(daemon=True)
         self.queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self.group = dist.new_group(timeout=timedelta(seconds=world.timeout))
-        self._stage, self._world, self._ledger = stage, world, ledger
-        self._next_lane = next_lane
-        self._broken: Exception | None = None
+        self.stage, self._next_lane = stage, next_lane
         self.start()
 
     def run(self) -> None:
-        if self._world.device.type == "cuda":
-            torch.cuda.set_device(self._world.device)
-            with torch.cuda.stream(torch.cuda.Stream()):
-                self._serve()
-        else:
-            self._serve()
-
-    def _serve(self) -> None:
         while (job := self.queue.get()) is not None:
-            self._handle(job)
+            self.stage.run(job)
             if self._next_lane:
                 self._next_lane.queue.put(job)
             else:
                 job.done.set_result(job.gradient)
-
-    def _handle(self, job: Job) -> None:
-        """Run the stage. After an error the workers are out of step, so later buckets fail too."""
-        job.error = job.error or self._broken
-        if job.error is None:
-            try:
-                if job.ready is not None:
-                    job.ready.wait()
-                finish = self._ledger.start_transfer()
-                finish(*self._stage(job, self.group))
-            except Exception as error:
-                job.error = error
-        self._broken = job.error

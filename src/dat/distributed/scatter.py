@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dat.core import devices
 from dat.distributed.quantizers import Quantizer
 from dat.distributed.shards import cut
 from dat.distributed.traffic import Ledger
@@ -41,7 +42,7 @@ class _Counted:
         start, land = time.perf_counter(), self.ledger.start_transfer()
         yield
         land(sent, sent if self.leaves else 0)
-        if tensor.device.type == "cpu":
+        if not devices.is_accelerator(tensor.device):
             self.ledger.add_exposed(time.perf_counter() - start)
 
 
@@ -101,7 +102,7 @@ class Scattering(_Counted):
 
     def _sum(self, out: Tensor, rows: Tensor, group: dist.ProcessGroup) -> None:
         with self.flight(rows.nbytes - rows[0].nbytes, rows):
-            if rows.device.type != "cpu":
+            if devices.is_accelerator(rows.device):
                 dist.reduce_scatter_single(out, rows.flatten(), group=group)
                 return
             received = torch.empty_like(rows)

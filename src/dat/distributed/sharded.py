@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from dat.core import devices
 from dat.core.rng import derive
 from dat.core.settings import SettingError
 from dat.distributed.base import BaseExchange
@@ -100,7 +101,7 @@ class ShardedExchange(BaseExchange):
     def _after_all_reduce(self, summed: Tensor) -> None:
         sent = ring_bytes(summed.nbytes, self.shards.replicas)
         self._finish_all_reduce(sent, sent if self.world.spans_nodes(self.world.size) else 0)
-        if summed.device.type == "cpu":
+        if not devices.is_accelerator(summed.device):
             self.ledger.add_exposed(time.perf_counter() - self._last_bucket)
         self._last_bucket = time.perf_counter()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dat.core import devices
 from dat.core.lazy import torch
 
 if TYPE_CHECKING:
@@ -22,10 +23,10 @@ class Traffic(NamedTuple):
     """Bytes this worker sent."""
     busy: float
     """Seconds during which at least one transfer was in progress, including the wait for slower
-    workers: the paper's C. TensorShard of this time is hidden behind the backward pass."""
+    workers: the paper's C. Part of this time is hidden behind the backward pass."""
     exposed: float
     """Seconds at the end of backward passes during which this worker only waited for transfers. On
-    CUDA the host runs ahead of the device, so this is only a rough figure."""
+    a GPU the host runs ahead of the device, so this is only a rough figure."""
     inter_node: int = 0
     """Of the bytes sent, those that went to another node."""
 
@@ -107,12 +108,13 @@ class Ledger:
             intervals = [self._clock.seconds(start, end) for start, end in self._transfers]
             traffic = Traffic(self._sent, union_length(intervals), self._exposed, self._inter_node)
             self._sent, self._inter_node, self._exposed, self._transfers = 0, 0, 0.0, []
+            self._clock.restart()
         return traffic
 
 
 def clock_of(device: torch.device) -> Clock:
     """The clock that times work on this device."""
-    return _CudaClock() if device.type == "cuda" else Clock()
+    return EventClock(device) if devices.is_accelerator(device) else Clock()
 
 
 def union_length(intervals: list[tuple[float, float]]) -> float:
@@ -136,20 +138,28 @@ class Clock:
         assert isinstance(start, float) and isinstance(end, float)
         return start, end
 
+    def restart(self) -> None:
+        """Move the origin to now."""
 
-class _CudaClock(Clock):
-    """Events on the stream, because the host runs ahead of the device."""
 
-    def __init__(self) -> None:
-        self._zero = torch.cuda.Event(enable_timing=True)
-        self._zero.record()
+class EventClock(Clock):
+    """Events on the stream, because the host runs ahead of the device.
+
+    `elapsed_time` is in milliseconds with 24 significant bits: it resolves microseconds within
+    seconds, but only milliseconds after five hours. So the origin moves with every reading.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.restart()
+
+    def restart(self) -> None:
+        self._origin = self.mark()
 
     def mark(self) -> object:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        return devices.record_event(self._device, timed=True)
 
     def seconds(self, start: object, end: object) -> tuple[float, float]:
-        assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
-        end.synchronize()
-        return self._zero.elapsed_time(start) / 1e3, self._zero.elapsed_time(end) / 1e3
+        origin: Any = self._origin
+        end.synchronize()  # type: ignore[attr-defined]
+        return origin.elapsed_time(start) / 1e3, origin.elapsed_time(end) / 1e3

@@ -4,7 +4,7 @@ Workers go by their rank in the group.
 gloo's own all-to-all posts its receives late: on a slow link it takes half as long again as single
 sends for which every receive was posted first. Single sends also overlap with the work on the
 messages: one is written while the previous one is on its way, and read while the next one arrives.
-On CUDA torch's collectives are used as they are, and among some of the members one batch of sends
+On GPUs torch's collectives are used as they are, and among some of the members one batch of sends
 and receives.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from dat.core import devices
 from dat.core.lazy import torch
 from dat.distributed.lazy import dist
 
@@ -41,7 +42,7 @@ def all_to_all(
     members may exchange at the same time.
     """
     ranks, own_row = _ranks_and_own_row(incoming, group, members)
-    if outgoing[own_row].device.type != "cpu":
+    if devices.is_accelerator(outgoing[own_row].device):
         for row in range(len(ranks)):
             write(row)
         if members is not None or not (
@@ -75,7 +76,7 @@ def all_gather(
     """Every worker gets everybody's `own`, one row for each worker. `read(i)` is called as soon as
     row i has arrived. `members` are as in `all_to_all`."""
     ranks, own_row = _ranks_and_own_row(incoming, group, members)
-    if own.device.type != "cpu":
+    if devices.is_accelerator(own.device):
         if members is None and isinstance(incoming, torch.Tensor):
             dist.all_gather_single(incoming.flatten(), own, group=group)
         else:

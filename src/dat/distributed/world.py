@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from dat.core import devices
 from dat.core.deprecation import RenamedAttribute
 from dat.distributed.affinity import keep_freed_pages, pin_to_cores
 from dat.distributed.collectives import all_gather, all_reduce
@@ -59,7 +60,22 @@ class LostWorker(RuntimeError):
 
 def backends() -> list[str]:
     """The torch.distributed backends available here."""
-    return [name for name in ("gloo", "nccl", "mpi") if dist.is_backend_available(name)]
+    names = ("gloo", "nccl", "xccl", "mpi")
+    return [name for name in names if dist.is_backend_available(name)]
+
+
+def default_backend(device: torch.device) -> str:
+    """The backend that torch recommends for a kind of device."""
+    return str(dist.get_default_backend_for_device(device))
+
+
+def _check_backend(backend: str, device: torch.device) -> None:
+    able = dist.Backend.backend_capability.get(backend, [device.type])
+    if device.type not in able:
+        raise ValueError(
+            f"comm.backend = {backend}: needs {' or '.join(able)}, not {device.type}; use "
+            f"{default_backend(device)} or auto"
+        )
 
 
 @dataclass(frozen=True)
@@ -106,14 +122,12 @@ class World:
         """
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        local_device = _device(device, local_rank, local_size)
+        local_device = devices.choose(device, local_rank, local_size)
         tuned = allocator == "tuned"
         settings: dict[str, Any] = {"allocator": keep_freed_pages() if tuned else "system default"}
         if pin:
             settings["cores"] = pin_to_cores(local_rank, local_size)
-        if local_device.type == "cuda":
-            torch.cuda.set_device(local_device)
-            torch.backends.cudnn.deterministic = deterministic
+        devices.set_up(local_device, deterministic=deterministic)
         if threads is not None or local_size > 1:
             # torchrun sets one thread per worker; divide the machine's cores instead
             torch.set_num_threads(threads or max(1, cores() // local_size))
@@ -124,14 +138,14 @@ class World:
             )
             return replace(world, local_rank=local_rank, local_size=local_size)
         if backend == "auto":
-            backend = "nccl" if local_device.type == "cuda" else "gloo"
-        if backend == "nccl" and local_device.type != "cuda":
-            raise ValueError(
-                f"comm.backend = nccl: needs cuda, not {local_device.type}; use gloo or auto"
-            )
+            backend = default_backend(local_device)
+        _check_backend(backend, local_device)
         store, rank, size = _open_store(timeout)
         limit = timedelta(seconds=timeout)
-        dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=size)
+        bound = local_device if devices.is_accelerator(local_device) else None
+        dist.init_process_group(
+            backend, timeout=limit, store=store, rank=rank, world_size=size, device_id=bound
+        )
         own = PrefixStore("dat", store)
         world = cls(
             rank, size, local_device, backend, True, timeout, own, process_settings=settings
@@ -329,19 +343,6 @@ class SingleWorker(World):
 def cores() -> int:
     """The number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def _device(name: str, local_rank: int, local_size: int) -> torch.device:
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        name = "cuda" if devices >= local_size else "cpu"
-    if name == "cuda" and devices < local_size:
-        raise ValueError(
-            f"comm.device = cuda: this machine has {devices or 'no'} CUDA device"
-            f"{'s' * (devices != 1)} for {local_size} worker"
-            f"{'s' * (local_size != 1)}; use fewer workers, cpu or auto"
-        )
-    return torch.device("cuda", local_rank) if name == "cuda" else torch.device(name)
 
 
 def _use_loopback_only() -> None:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from dat.distributed import backends
+from dat.core import devices
+from dat.distributed.world import backends, default_backend
 from dat.kernels.native import load
 
 OK, NOTE, BAD = "ok", "note", "bad"
@@ -84,28 +85,20 @@ def _memory() -> int:
 
 
 def _devices() -> Iterator[Finding]:
-    if not torch.cuda.is_available():
-        built = torch.version.cuda is not None
-        advice = (
-            "torch is built for CUDA but finds no device: check the driver (nvidia-smi)"
-            if built
-            else "training runs on the CPU; for GPUs, install a build of torch with CUDA"
-        )
-        yield Finding("devices", "CUDA", "none", NOTE, advice)
-    for number in range(torch.cuda.device_count()):
-        gpu = torch.cuda.get_device_properties(number)
-        bf16 = ", bf16" if torch.cuda.is_bf16_supported() else ""
-        capability = f"{gpu.major}.{gpu.minor}"
-        text = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, {capability}{bf16}"
-        yield Finding("devices", f"cuda:{number}", text)
+    if devices.accelerator() is None:
+        yield Finding("devices", "GPU", "none", NOTE, devices.missing_accelerator())
+    for name, description in devices.describe_devices():
+        yield Finding("devices", name, description)
     yield _backends()
 
 
 def _backends() -> Finding:
     available = backends()
     names = ", ".join(available)
-    if torch.cuda.is_available() and "nccl" not in available:
-        return Finding("devices", "backends", names, BAD, "GPUs need nccl")
+    kind = devices.accelerator()
+    needed = "gloo" if kind is None else default_backend(torch.device(kind))
+    if needed not in available:
+        return Finding("devices", "backends", names or "none", BAD, f"{kind} needs {needed}")
     if "gloo" not in available:
         return Finding("devices", "backends", names or "none", BAD, "CPUs need gloo")
     return Finding("devices", "backends", names)

@@ -11,6 +11,7 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING
 
+from dat.core import devices
 from dat.core.lazy import torch
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def _library() -> ctypes.CDLL | None:
 def philox_words(index: Tensor, blocks: int, key: int) -> Tensor | None:
     """`blocks` blocks of four random words for each sample, as defined in `dat.core.rng`."""
     native = _library()
-    if native is None or index.device.type != "cpu":
+    if native is None or devices.is_accelerator(index.device):
         return None
     index = index.contiguous()
     out = torch.empty((len(index), blocks, 4), dtype=torch.int64)
@@ -54,7 +55,7 @@ def philox_words(index: Tensor, blocks: int, key: int) -> Tensor | None:
 def crop(x: Tensor, down: Tensor, right: Tensor, flip: Tensor, padding: int) -> Tensor | None:
     """Crops of zero-padded uint8 images, flipped where `flip` is set, as in `dat.data.augment`."""
     native = _library()
-    if native is None or x.device.type != "cpu" or x.dtype != torch.uint8:
+    if native is None or devices.is_accelerator(x.device) or x.dtype != torch.uint8:
         return None
     x, down, right = x.contiguous(), down.contiguous(), right.contiguous()
     flip, out = flip.to(torch.uint8).contiguous(), torch.empty_like(x)
@@ -68,7 +69,7 @@ def ascend(x_adv: Tensor, gradient: Tensor, x: Tensor, step: float, eps: float) 
     native, tensors = _library(), (x_adv, gradient, x)
     if native is None or torch.get_num_threads() > MAX_THREADS:
         return None
-    if any(tensor.device.type != "cpu" or tensor.dtype != torch.float32 for tensor in tensors):
+    if any(devices.is_accelerator(t.device) or t.dtype != torch.float32 for t in tensors):
         return None
     formats = [torch.channels_last] if x.dim() == 4 else []
     formats.append(torch.contiguous_format)

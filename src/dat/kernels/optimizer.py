@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from dat.core import devices
 from dat.core.lazy import nn, torch
 from dat.kernels import native
 
@@ -63,7 +64,7 @@ def supports(param: Tensor) -> bool:
         and grad is not None
         and type(param) in (torch.Tensor, nn.Parameter)  # subclasses may store values elsewhere
         and type(grad) is torch.Tensor
-        and param.device.type == "cpu"
+        and not devices.is_accelerator(param.device)
         and param.dtype == grad.dtype == torch.float32
         and _memory_format(param) is not None
     )

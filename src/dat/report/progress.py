@@ -17,6 +17,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
+from dat.core import devices
 from dat.distributed import World
 from dat.train import Callback, EpochRecord, StepReport, Trainer
 from dat.train.overfitting_monitor import Collapse
@@ -123,7 +124,7 @@ class Progress(Callback):
 
 def crowded(world: World, cores: int) -> str:
     """A note if workers share cores, as their times then say nothing about a cluster."""
-    if world.device.type != "cpu" or world.local_size <= cores:
+    if devices.is_accelerator(world.device) or world.local_size <= cores:
         return ""
     return (
         f"note: {world.local_size} workers share {cores} core{'s' * (cores > 1)}: fewer workers "

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dat.attacks import PGD, Attack
+from dat.core import devices
 from dat.core.settings import SettingError
 from dat.core.threat import TINY, ThreatModel, per_sample
 from dat.data import Augmentation, BatchSource, CropWindows
@@ -178,7 +179,8 @@ def _numbers(source: BatchSource) -> Tensor:
 
 def _storage_device(size: int, device: torch.device) -> torch.device:
     """The device itself, unless this number of bytes takes too much of its memory."""
-    if device.type == "cuda" and size > SHARE * torch.cuda.mem_get_info(device)[0]:
+    free = devices.free_memory(device)
+    if free is not None and size > SHARE * free:
         return torch.device("cpu")
     return device
 

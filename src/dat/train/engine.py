@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dat import models
 from dat.attacks import attack_mode
+from dat.core import devices
 from dat.core.lazy import nn, torch
 from dat.core.settings import SettingError, Settings, setting
 from dat.kernels import convolve
@@ -41,7 +42,7 @@ class Compute(Settings):
     fold: bool = setting(True, "attack a frozen copy of the network with folded batch norms")
     compile: str = setting(
         "auto",
-        "torch.compile the attacked network; auto: on cuda, if the run is long enough to pay off",
+        "torch.compile the attacked network; auto: on GPUs, if the run is long enough to pay off",
         choices=("auto", "on", "off"),
     )
     precision: str = setting(
@@ -197,7 +198,7 @@ def _layout(model: nn.Module, layout: str, x: Tensor, adapter: models.Adapter) -
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     if layout == "auto" and not convolutions:
         return False, ""
-    if x.device.type == "cpu" and any(map(_corrupts, convolutions)):
+    if not devices.is_accelerator(x.device) and any(map(_corrupts, convolutions)):
         reason = "a strided 1 x 1 convolution whose input channels are not a multiple of 8"
         if layout != "auto":
             raise SettingError(f"compute.layout = {layout}: torch may crash on {reason}; use auto")
@@ -236,8 +237,9 @@ def _compiled(
     network: nn.Module, compute: Compute, x: Tensor, work: int
 ) -> tuple[nn.Module | None, str]:
     """The compiled network, or None, and a note."""
-    if compute.compile == "off" or (compute.compile == "auto" and x.device.type != "cuda"):
-        return None, ""  # on CPUs, compiling gains nothing beyond folding
+    by_default = compute.compile == "auto" and devices.compiles_by_default(x.device)
+    if compute.compile != "on" and not by_default:
+        return None, ""
     if compute.compile == "auto" and work < COMPILE_FROM:
         return None, "not compiled: the run is too short"
     if not compute.fold:

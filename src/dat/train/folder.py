@@ -32,6 +32,7 @@ import torch
 import yaml
 from torch import nn
 
+from dat.core import devices
 from dat.core.files import (
     CHECKPOINTS,
     CONFIG,
@@ -123,7 +124,8 @@ def environment(world: World) -> dict[str, Any]:
         "numpy": numpy.__version__,
         "platform": platform.platform(),
         "cpu": platform.processor() or platform.machine(),
-        "cuda": torch.version.cuda,
+        "gpu_runtime": devices.runtime_version(),
+        "device": devices.device_name(world.device),
         "workers": world.size,
         "threads": torch.get_num_threads(),
         **world.process_settings,

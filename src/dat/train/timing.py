@@ -22,7 +22,7 @@ _NOT_TIMED = nullcontext()
 class StepTimer:
     """Adds up the seconds of attacks and of updates; to be entered around each stage of a step.
 
-    On CUDA it records events of the device's clock and reads them only on demand, so that nothing
+    On a GPU it records events of the device's clock and reads them only on demand, so that nothing
     synchronizes with the device.
     """
 

@@ -360,7 +360,7 @@ class Trainer:
         worker.exchange.ledger.read_and_reset()
 
     def read_times(self) -> None:
-        """Add the times of the last steps to the tally; on CUDA this synchronizes."""
+        """Add the times of the last steps to the tally; on a GPU this synchronizes."""
         self.tally.add_times(self._timer.read())
 
     def _check_weights(self, epoch: int) -> None:

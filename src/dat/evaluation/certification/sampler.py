@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dat.attacks import attack_mode
+from dat.core import devices
 from dat.core.precision import PRECISIONS
 from dat.core.rng import derive
 from dat.data import ImageData
@@ -22,7 +23,7 @@ from dat.data import ImageData
 ABSTAIN = -1
 BLOCK = 32
 """Samples drawn at a time."""
-MAX_BATCH = {"cpu": 1024, "cuda": 8192}
+MAX_BATCH = {"cpu": 1024, "accelerator": 8192}
 """The largest batch size that is tried."""
 WORSE = 0.9
 """The search for the fastest batch size ends below this share of the best speed."""
@@ -104,22 +105,19 @@ class NoiseSampler:
     def _predict(self, samples: Tensor) -> tuple[Tensor, Tensor]:
         """The class of each sample, and whether its logits are finite."""
         x = samples.permute(0, 3, 1, 2)
-        if self.precision == torch.float32:
-            logits = self.network(x)
-        else:
-            with torch.autocast(self.device.type, self.precision):
-                logits = self.network(x).float()
+        with devices.autocast(self.device, self.precision):
+            logits = self.network(x).float()
         return logits.argmax(1), logits.isfinite().all(1)
 
     def _fastest(self) -> int:
         """The batch size with the most samples per second, as measured."""
         best, fastest, batch = 0.0, BLOCK, BLOCK
-        while batch <= MAX_BATCH.get(self.device.type, 1024):
+        while batch <= devices.by_device(self.device, **MAX_BATCH):
             self._blocks = batch // BLOCK
             try:
                 speed = self._speed()
             except torch.OutOfMemoryError:
-                torch.cuda.empty_cache()
+                devices.release_cached_memory(self.device)
                 break
             if speed > best:
                 best, fastest = speed, batch

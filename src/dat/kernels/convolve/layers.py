@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
+from dat.core import devices
 from dat.kernels.convolve.kernel import LAST, available, convolve, input_gradient, weight_gradient
 
 TILE = 16
@@ -46,7 +47,7 @@ def ways(layer: nn.Module) -> Ways:
     supported = (
         layer.padding_mode == "zeros"
         and not isinstance(padding, str)
-        and layer.weight.device.type == "cpu"
+        and not devices.is_accelerator(layer.weight.device)
         and layer.weight.dtype == torch.float32
         and layer.weight.is_contiguous(memory_format=LAST)
         and stride[0] == stride[1]

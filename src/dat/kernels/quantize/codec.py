@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dat.core import devices
 from dat.kernels.quantize import reference
 from dat.kernels.quantize.layout import MessageLayout
 
@@ -135,7 +136,7 @@ class Codec:
 def _native(x: Tensor, message: Tensor) -> ctypes.CDLL | None:
     for tensor, dtype in ((x, torch.float32), (message, torch.uint8)):
         assert tensor.dtype == dtype and tensor.is_contiguous() and tensor.dim() == 1
-    return library() if x.device.type == "cpu" else None
+    return None if devices.is_accelerator(x.device) else library()
 
 
 def _runs(layout: MessageLayout) -> tuple[ctypes.c_void_p, ctypes.c_int64]:

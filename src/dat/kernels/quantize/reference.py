@@ -1,7 +1,7 @@
 """The quantizer in torch: the operations of kernel.c in the same order, so that both give the same
 bits.
 
-Used on other devices than the CPU, and where the kernel could not be built. On CUDA its inner
+Used on other devices than the CPU, and where the kernel could not be built. On GPUs its inner
 functions are compiled.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dat.core import devices
 from dat.kernels.quantize.layout import FLOAT, MessageLayout, Run
 
 MASK = 0xFFFFFFFF
@@ -195,5 +196,5 @@ def _compiler(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _compiled(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
-    """Compiled on CUDA, where it becomes one kernel instead of thirty."""
-    return _compiler(function) if device.type == "cuda" else function
+    """Compiled on GPUs, where it becomes one kernel instead of thirty."""
+    return _compiler(function) if devices.compiles_by_default(device) else function

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dat.core import devices
 from dat.core.settings import SettingError
 from dat.distributed import PROTOCOLS, Hybrid, Ledger, Protocol, Quantizer, Reducer, World
 from dat.distributed.wire_format import Slot
@@ -158,8 +159,7 @@ def _exchange(
         begins += length
     for future in futures:
         future.wait()
-    if world.device.type == "cuda":
-        torch.cuda.synchronize()
+    devices.synchronize(world.device)
     seconds = time.perf_counter() - start
     world.barrier()
     traffic = reducer.ledger.read_and_reset()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from dat.core import devices
 from dat.distributed import Buckets, World
 from dat.distributed.probe import probe_bucket, probe_ring, probe_swap
 from dat.distributed.wire_format import Slot, message_layout, spans
@@ -107,14 +108,12 @@ def _kernels(bits: int, world: World) -> dict[str, float]:
 
 def _median(job: Callable[[], None], world: World) -> float:
     """Median seconds; on CPUs the thread's CPU time, which other processes do not affect."""
-    cuda = world.device.type == "cuda"
-    clock = time.perf_counter if cuda else time.thread_time
+    clock = time.perf_counter if devices.is_accelerator(world.device) else time.thread_time
     job()
     taken = []
     for _ in range(ROUNDS):
         start = clock()
         job()
-        if cuda:
-            torch.cuda.synchronize()
+        devices.synchronize(world.device)
         taken.append(clock() - start)
     return statistics.median(taken)

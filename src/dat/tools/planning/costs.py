@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dat.core import devices
 from dat.core.files import atomic_write
 from dat.distributed.world import cores
 
@@ -83,7 +84,7 @@ def fingerprint() -> str:
     listing = Path("/proc/cpuinfo")
     lines = listing.read_text().splitlines() if listing.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    device = devices.device_name()
     words = (names[0] if names else platform.machine(), f"{cores()} cores", device)
     return ", ".join((*words, f"torch {torch.__version__}"))
 

@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from dat.config.build import make_trainer, make_world
 from dat.config.finetune import resolve_finetuning
 from dat.config.schema import RunConfig
+from dat.core import devices
 from dat.core.tracing import Watch, watched
 from dat.data import Splits, load
 from dat.distributed import Traffic, World
 from dat.jobs.train import resolve_protocol
-from dat.tools.profiling.meters import REST, MemoryMeter, Stopwatch, nothing, trace
+from dat.tools.profiling.meters import REST, MemoryMeter, Stopwatch, trace
 from dat.train import Callback, Options, StepReport, Trainer
 
 STAGES = (
@@ -50,14 +51,13 @@ class StepProfiler(Callback):
 
     def __init__(self, steps: int, file: Path | None, world: World) -> None:
         self.steps, self.file, self.world = steps, file, world
-        cuda = world.device.type == "cuda"
         self.memory = MemoryMeter(world.device)
-        self.time = Stopwatch(synchronize=torch.cuda.synchronize if cuda else nothing)
+        self.time = Stopwatch(synchronize=lambda: devices.synchronize(world.device))
         self.watch: Watch = self.memory
         self.traffic: list[Traffic] = []
         self._taken = 0
-        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-        self._profiler = profile(activities=kinds, profile_memory=True)
+        activities = devices.profiler_activities(world.device)
+        self._profiler = profile(activities=activities, profile_memory=True)
 
     def on_step_end(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
         self._taken += 1

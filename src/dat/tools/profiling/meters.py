@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch.profiler import record_function
 
+from dat.core import devices
 from dat.tools.bench import memory
 
 REST = "rest"
@@ -86,7 +87,7 @@ class MemoryMeter(Meter):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self._cuda = device.type == "cuda"
+        self._device = device if devices.is_accelerator(device) else None
         self.has_peaks = self._reset()
         self._base = self._last = self._now()
         self.highest: dict[str, int] = defaultdict(int)
@@ -100,16 +101,16 @@ class MemoryMeter(Meter):
         self._reset()
 
     def _reset(self) -> bool:
-        if not self._cuda:
+        if self._device is None:
             return memory.reset_peak()
-        torch.cuda.reset_peak_memory_stats()
+        devices.reset_peak_memory(self._device)
         return True
 
     def _peak(self) -> int:
-        return torch.cuda.max_memory_allocated() if self._cuda else memory.peak()
+        return devices.peak_memory(self._device) if self._device else memory.peak()
 
     def _now(self) -> int:
-        return torch.cuda.memory_allocated() if self._cuda else memory.resident()
+        return devices.allocated_memory(self._device) if self._device else memory.resident()
 
 
 @contextmanager
