@@ -192,19 +192,21 @@ def test_files_of_a_faster_worker_are_kept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["00000003"]
 
 
-def test_a_faster_worker_may_write_two_checkpoints_of_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_faster_worker_may_write_two_checkpoints_of_a_step(tmp_path: Path) -> None:
     """The last step of an epoch has two checkpoints if `save_every` divides it. Another worker may
     have written its files of both before rank 0 writes its own: each must get the right one."""
-    monkeypatch.setattr(checkpoint, "TIMEOUT", 0.0)
     for number in (1, 2):
         checkpoint.write_worker(tmp_path, 8, 1, {"left": torch.full((3,), number)}, number=number)
     for number in (1, 2):
-        folder = write(tmp_path, 8, pack(state(8), {}), {}, 1, number=number)
+        folder = write(tmp_path, 8, pack(state(8), {}), {}, 1, number=number, timeout=0)
         prune(tmp_path, 2, number=number)
         assert load_file(folder / "worker-1.safetensors")["left"].tolist() == [number] * 3
     assert [path.name for path in tmp_path.iterdir()] == ["00000008"]
+
+
+def test_rank_0_waits_as_long_as_the_run_waits_for_a_worker(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"no files within 0\.01 s \(comm\.timeout\)"):
+        write(tmp_path, 8, pack(state(8), {}), {}, 1, timeout=0.01)
 
 
 def test_spared_checkpoints_are_kept(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from dat.core.settings import SettingError
 from dat.core.threat import ThreatModel
 from dat.data import ImageData
 from dat.distributed import World
+from dat.distributed.world import SingleWorker
 from dat.models import build_model, normalized
 from dat.objectives import TRADES, Adversarial, Objective, Smooth
 from dat.optim import SGD
@@ -209,13 +210,27 @@ class Annealed(nn.Module):
         return self.net(x) / self.temperature  # type: ignore[no-any-return]
 
 
-def test_a_copy_with_other_outputs_than_the_model_is_dropped() -> None:
+def test_a_copy_with_other_outputs_than_the_model_is_dropped(world: World) -> None:
     model, x = Annealed(), images().tensor()
     engine = Engine.of(model, Compute(), x, 0)
-    assert engine.checked() is engine and engine.target(eval_mode=True) is not model
+    assert engine.checked(world) is engine and engine.target(eval_mode=True) is not model
     model.temperature = 2.0
-    changed = engine.checked()
+    changed = engine.checked(world)
     assert changed.target(eval_mode=True) is model and "dropped" in changed.notes[-1]
+
+
+class OtherDisagrees(SingleWorker):
+    """A second worker whose copy has other outputs."""
+
+    def gather(self, values: Tensor) -> Tensor:
+        return torch.stack([values, torch.zeros_like(values)])
+
+
+def test_a_copy_is_dropped_by_all_workers_or_by_none(world: World) -> None:
+    model, x = cnn(), images().tensor()
+    engine = Engine.of(model, Compute(), x, 0)
+    other = OtherDisagrees(0, 2, world.device, world.backend, False)
+    assert engine.checked(other).target(eval_mode=True) is model
 
 
 def test_auto_compiles_only_if_it_pays_off() -> None:

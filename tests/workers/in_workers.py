@@ -79,6 +79,30 @@ def running_statistics(world: World) -> Any:
     }
 
 
+def uneven_statistics(world: World) -> Any:
+    """The same if the workers' shares differ in size: worker r has r + 1 of the batch's images."""
+    bn = nn.BatchNorm2d(3, momentum=0.1)
+    exchange = Exchange(nn.Sequential(bn, nn.Flatten(), nn.Linear(3 * 64, 2)), world)
+    sizes = [rank + 1 for rank in range(world.size)]
+    batch = images(sum(sizes)).tensor()
+    batch = batch + torch.arange(len(batch)).reshape(-1, 1, 1, 1)
+    shares = batch.split(sizes)
+    own = shares[world.rank]
+    stats = torch.stack(((loss := exchange(own).sum()), torch.tensor(float(len(own)))))
+    receive = exchange.all_gather_stats(stats, weight=1)
+    loss.backward()
+    receive()
+    assert bn.running_mean is not None and bn.running_var is not None
+    weights = torch.tensor(sizes).unsqueeze(1) / sum(sizes)
+    within = torch.stack([share.transpose(0, 1).flatten(1).var(1) for share in shares])
+    offsets = torch.stack([share.mean((0, 2, 3)) for share in shares]) - batch.mean((0, 2, 3))
+    expected = 0.9 + 0.1 * (weights * (within + offsets.square())).sum(0)
+    return {
+        "mean": (bn.running_mean - 0.1 * batch.mean((0, 2, 3))).abs().max().item(),
+        "var": (bn.running_var - expected).abs().max().item(),
+    }
+
+
 def attack_traffic(world: World) -> Any:
     """Bytes sent in training with 1 and with 5 attack steps, and the images that were drawn."""
     sent, drawn = [], set()
@@ -194,6 +218,7 @@ def lost_peer(world: World) -> Any:
 CHECKS = (
     bn_replicas,
     running_statistics,
+    uneven_statistics,
     attack_traffic,
     overlap,
     bytes_on_the_wire,

@@ -59,10 +59,13 @@ def test_time_is_measured(results: list[dict[str, Any]]) -> None:
     assert 0 < result["exposed_seconds"] < result["seconds"]
 
 
-def test_running_statistics_are_those_of_the_global_batch(results: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("shares", ["running_statistics", "uneven_statistics"])
+def test_running_statistics_are_those_of_the_global_batch(
+    results: list[dict[str, Any]], shares: str
+) -> None:
     for worker in results:
-        assert worker["running_statistics"]["mean"] < 1e-5
-        assert worker["running_statistics"]["var"] < 1e-5
+        assert worker[shares]["mean"] < 1e-5
+        assert worker[shares]["var"] < 1e-5
 
 
 def test_attacks_cause_no_communication(results: list[dict[str, Any]]) -> None:

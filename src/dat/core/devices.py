@@ -70,7 +70,8 @@ def _is_bound(environment: Mapping[str, str]) -> bool:
 def set_up(device: torch.device, *, deterministic: bool) -> None:
     """Make it this process's device, with float32 as IEEE defines it.
 
-    With `deterministic`, torch raises an error where it has no deterministic kernel.
+    With `deterministic`, torch raises an error where it has no deterministic kernel;
+    `dat.kernels.deterministic` has some of those that are missing.
     """
     if not is_accelerator(device):
         return
@@ -81,14 +82,13 @@ def set_up(device: torch.device, *, deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
     determinism: Any = torch.utils.deterministic
     determinism.fill_uninitialized_memory = False  # costs time; we read no garbage
-    set_tf32(False)
+    _set_float32("ieee")
 
 
-def set_tf32(allowed: bool) -> None:
-    """Whether float32 convolutions and matrix products may round their inputs to 10 bits (TF32).
-    torch allows it for convolutions by default."""
-    for part in _float32_settings():
-        part.fp32_precision = "tf32" if allowed else "ieee"
+def dispatch_key(device: torch.device) -> str:
+    """What torch's dispatcher calls this kind of device."""
+    keys = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}
+    return keys.get(device.type, "PrivateUse1")
 
 
 def _float32_settings() -> tuple[Any, ...]:
@@ -98,15 +98,21 @@ def _float32_settings() -> tuple[Any, ...]:
 
 
 @contextmanager
-def exact_float32() -> Iterator[None]:
-    """Compute without TF32 inside the context, whatever the setting."""
+def tf32(allowed: bool) -> Iterator[None]:
+    """Whether, inside the context, float32 convolutions and matrix products may round their inputs
+    to 10 bits. torch's default is that convolutions may; ours, that nothing may."""
     before = [part.fp32_precision for part in _float32_settings()]
-    set_tf32(False)
+    _set_float32("tf32" if allowed else "ieee")
     try:
         yield
     finally:
         for part, mode in zip(_float32_settings(), before, strict=True):
             part.fp32_precision = mode
+
+
+def _set_float32(mode: str) -> None:
+    for part in _float32_settings():
+        part.fp32_precision = mode
 
 
 # Streams and events

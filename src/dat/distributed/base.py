@@ -109,12 +109,13 @@ class BaseExchange(ABC):
         """A model like this one with its full weights; all workers call it."""
         return model
 
-    def all_gather_stats(self, stats: Tensor) -> Callable[[], Tensor]:
+    def all_gather_stats(self, stats: Tensor, weight: int | None = None) -> Callable[[], Tensor]:
         """Start an all-gather of this worker's `stats` (a few numbers), after a forward pass.
 
         The running statistics of batch normalisation are sent along and averaged, so that replicas
-        stay identical. Call the returned function after the backward pass: it waits and returns the
-        `stats` of all workers, one row per rank.
+        stay identical; `stats[weight]` is each worker's number of images, which weights them. Call
+        the returned function after the backward pass: it waits and returns the `stats` of all
+        workers, one row per rank.
         """
         buffers = self._running_statistics()
         own = torch.cat([stats.detach().float(), *(buffer.flatten() for buffer in buffers)])
@@ -134,8 +135,10 @@ class BaseExchange(ABC):
         def receive() -> Tensor:
             self.ledger.add_exposed(time.perf_counter() - self._last_bucket)
             recorded.wait()
-            self._average_running_statistics(rows[:, len(stats) :])
-            return rows[:, : len(stats)].cpu()
+            gathered = rows[:, : len(stats)].cpu()
+            images = None if weight is None else gathered[:, weight]
+            self._average_running_statistics(rows[:, len(stats) :], images)
+            return gathered
 
         return receive
 
@@ -146,8 +149,9 @@ class BaseExchange(ABC):
         return [buffer for pair in pairs for buffer in pair if buffer is not None]
 
     @torch.no_grad()
-    def _average_running_statistics(self, rows: Tensor) -> None:
-        """Set the running statistics to those of the global batch.
+    def _average_running_statistics(self, rows: Tensor, images: Tensor | None) -> None:
+        """Set the running statistics to those of the global batch; `images` is the number of images
+        of each worker, equal if not given.
 
         The variance of the global batch is the mean of the workers' variances plus the variance of
         their means. As all workers started from the same running mean, the running means differ
@@ -159,9 +163,15 @@ class BaseExchange(ABC):
             if not norm.training:  # unchanged; a mean of equal values may still round
                 continue
             assert norm.running_mean is not None and norm.running_var is not None
-            between = means.var(0, correction=0) / _momentum(norm)
-            norm.running_mean.copy_(means.mean(0))
-            norm.running_var.copy_(variances.mean(0) + between)
+            if images is None or images.min() == images.max():
+                mean, within = means.mean(0), variances.mean(0)
+                between = means.var(0, correction=0)
+            else:
+                share = (images / images.sum()).to(means.device).unsqueeze(1)
+                mean, within = (share * means).sum(0), (share * variances).sum(0)
+                between = (share * (means - mean).square()).sum(0)
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(within + between / _momentum(norm))
 
 
 def _momentum(norm: _NormBase) -> float:

@@ -26,6 +26,7 @@ from dat.core.deprecation import RenamedAttribute
 from dat.distributed.affinity import keep_freed_pages, pin_to_cores
 from dat.distributed.collectives import all_gather, all_reduce
 from dat.distributed.rendezvous import rendezvous_after_restart
+from dat.kernels.deterministic import register as register_deterministic_kernels
 
 T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -128,6 +129,8 @@ class World:
         if pin:
             settings["cores"] = pin_to_cores(local_rank, local_size)
         devices.set_up(local_device, deterministic=deterministic)
+        if deterministic and devices.is_accelerator(local_device):
+            register_deterministic_kernels(devices.dispatch_key(local_device))
         if threads is not None or local_size > 1:
             # torchrun sets one thread per worker; divide the machine's cores instead
             torch.set_num_threads(threads or max(1, cores() // local_size))

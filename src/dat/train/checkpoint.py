@@ -35,8 +35,6 @@ FORMAT, SHARDED = 1, 2
 """Format numbers; the second has shards of tensors in the workers' files."""
 MANIFEST = "manifest.json"
 STATE = "state.safetensors"
-TIMEOUT = 60.0
-"""Seconds that rank 0 waits for the other workers' files."""
 Tensors = dict[str, Tensor]
 
 
@@ -87,16 +85,17 @@ def write(
     *,
     kind: int = FORMAT,
     number: int = 0,
+    timeout: float = 300.0,
 ) -> Path:
     """Write rank 0's share: the common tensors and, once the files of `owners` workers are there,
-    the manifest; then give the checkpoint its final name.
+    the manifest; then give the checkpoint its final name. Wait `timeout` seconds for those files.
 
     `number` counts the checkpoints of a run: the last step of an epoch may have two, and a faster
     worker may already be writing the second."""
     folder, partial_folder = root / f"{step:08d}", _partial_folder(root, step, number)
     partial_folder.mkdir(parents=True, exist_ok=True)
     _write_synced(partial_folder / STATE, save(tensors))
-    _wait_for_workers(partial_folder, owners)
+    _wait_for_workers(partial_folder, owners, timeout)
     files = {}
     for path in sorted(partial_folder.glob("*.safetensors")):
         files[path.name] = {"size": path.stat().st_size, "blake2b": _digest_file(path)}
@@ -130,11 +129,11 @@ def _partial_folder(root: Path, step: int, number: int) -> Path:
     return root / f".{step:08d}-{number}.partial"
 
 
-def _wait_for_workers(folder: Path, owners: int) -> None:
+def _wait_for_workers(folder: Path, owners: int, timeout: float) -> None:
     start = time.monotonic()
     while len(list(folder.glob("worker-*.safetensors"))) < owners:
-        if time.monotonic() - start > TIMEOUT:
-            raise OSError(f"the other workers wrote no files within {TIMEOUT:.0f} s")
+        if time.monotonic() - start > timeout:
+            raise OSError(f"the other workers wrote no files within {timeout:g} s (comm.timeout)")
         time.sleep(0.02)
 
 

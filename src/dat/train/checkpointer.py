@@ -192,14 +192,14 @@ class Checkpointer(Callback):
         writes = bool(own) or trainer.sharded
         owners = trainer.world.size if writes else 0
         kind = checkpoint.SHARDED if trainer.sharded else checkpoint.FORMAT
-        best = trainer.best_epoch()
+        best, timeout = trainer.best_epoch(), trainer.world.timeout
 
         def write() -> None:
             try:
                 if writes:
                     checkpoint.write_worker(self.root, step, rank, own, shards, number=number)
                 if first:
-                    options = {"kind": kind, "number": number}
+                    options = {"kind": kind, "number": number, "timeout": timeout}
                     checkpoint.write(self.root, step, packed, tensors, owners, **options)
                     spare = partial(_is_end_of, epoch=best)
                     checkpoint.prune(self.root, self.keep, spare, number=number)

@@ -25,6 +25,8 @@ from dat.objectives.base import Network
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dat.distributed import World
+
 COMPILE_FROM = 5_000_000
 """Images times passes from which a minute of compilation pays off, for `compute.compile = auto`."""
 
@@ -49,6 +51,11 @@ class Compute(Settings):
         "float32",
         "precision of forward and backward passes; weights and sums stay in float32",
         choices=("float32", "bfloat16"),
+    )
+    tf32: bool = setting(
+        False,
+        "on NVIDIA GPUs, let float32 convolutions and matrix products of training round their "
+        "inputs to 10 bits (TF32), which is faster; evaluation never does",
     )
     pieces: int = setting(
         1, "micro-batches that a worker splits its share of a batch into, to save memory", ge=1
@@ -106,7 +113,9 @@ class Engine:
         if compute.fold:
             with attack_mode(model):
                 given = models.Adapted(model, adapter) if adapter else model
-                folded = models.fold(given, x, quick=compute.kernels and compute.compile != "on")
+                with devices.tf32(False):
+                    quick = compute.kernels and compute.compile != "on"
+                    folded = models.fold(given, x, quick=quick)
             notes.append(folded.note)
         network, note = _compiled(folded.network if folded else model, compute, x, work)
         if folded and network is not None:
@@ -131,16 +140,25 @@ class Engine:
         blocks = _blocks(model) if compute.recompute else ()
         return cls(model, compute, notes=notes, blocks=blocks)
 
-    def checked(self) -> Engine:
-        """This engine, but without the folded copy if its outputs differ from the model's because
-        something other than weights has changed since it was traced."""
-        if self.folded is None or self.x is None:
+    def checked(self, world: World) -> Engine:
+        """This engine, but without the folded copy if its outputs differ from the model's on any
+        worker, because something other than weights has changed since it was traced."""
+        if not self.compute.fold or self.x is None:
             return self
-        self.folded.follow()
-        if models.alike(models.Adapted(self.model, self.adapter), self.folded.network, self.x):
+        same = torch.tensor([self._copy_is_alike()], dtype=torch.int32)
+        if bool(world.gather(same).all()) or self.folded is None:
             return self
         note = "folded copy dropped: its outputs differ from the model's"
         return replace(self, folded=None, notes=(*self.notes, note))
+
+    def _copy_is_alike(self) -> bool:
+        """Compared without TF32, whose rounding would hide what matters."""
+        if self.folded is None or self.x is None:
+            return False
+        self.folded.follow()
+        original = models.Adapted(self.model, self.adapter)
+        with devices.tf32(False):
+            return models.alike(original, self.folded.network, self.x)
 
     def to_memory_format(self, x: Tensor) -> Tensor:
         """Images in the network's memory layout."""

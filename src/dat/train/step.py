@@ -15,6 +15,9 @@ from dat.objectives import Batch, Outcome
 from dat.train.errors import ADVICE, NoGradient, NotFinite
 from dat.train.worker import Worker
 
+IMAGES = 3
+"""The place of the number of images among the sums of a worker."""
+
 
 class StepReport(NamedTuple):
     """Metrics of one step: over the global batch, and this worker's traffic."""
@@ -43,7 +46,8 @@ def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
     with worker.parts.updating(worker, epoch, step, descend):  # for example AWP
         # Step 6, eq. (A2): the local share of the gradient of lambda * loss + phi.
         outcome = worker.forward(batch, x_adv)
-        receive = exchange.all_gather_stats(_local_sums(outcome, batch, stop=worker.should_stop()))
+        sums = _local_sums(outcome, batch, stop=worker.should_stop())
+        receive = exchange.all_gather_stats(sums, weight=IMAGES)
 
         # Steps 7 to 10, eq. (A3): each gradient bucket is quantized, summed over the workers and
         # quantized again, depending on the protocol, while the backward pass continues.

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dat.attacks import PGD, Attack
+from dat.core import devices
 from dat.core.rng import seeded
 from dat.core.threat import ThreatModel
 from dat.core.tracing import watched
@@ -239,7 +240,8 @@ class Trainer:
         if self.attack.early_stopping:
             work = 0  # batches of varying size would be compiled again and again
         with seeded(self.world.device, self.seed, "engine"):
-            return Engine.of(self.model, self.compute, x, work)
+            engine = Engine.of(self.model, self.compute, x, work)
+            return engine.checked(self.world)
 
     def _inner(self, attack: Attack) -> InnerMaximization:
         mode = self.options.attack_mode.batch_norm
@@ -314,20 +316,11 @@ class Trainer:
         steps = self.steps_in(epoch)
         if self.tally.step == 0 and epoch:
             with seeded(self.world.device, self.seed, "engine"):
-                self.worker.engine = self.worker.engine.checked()
+                self.worker.engine = self.worker.engine.checked(self.world)
         self.tally.start()
-        while self.tally.step < steps:
-            step = self.tally.step
-            set_rate(self.worker.optimizer, self.schedule(epoch + step / steps, self.epochs))
-            report = self.parts.take_step(epoch, step, partial(self._step, epoch, step))
-            if report is None:
-                if len(self.records) != epoch:  # rolled back to an earlier epoch
-                    return None
-                continue
-            self.parts.call("on_step_end", self)
-            self.updates += 1
-            self.tally.add(report)
-            self.notify("on_step_end", epoch, report)
+        with devices.tf32(self.compute.tf32):
+            if not self._take_steps(epoch, steps):
+                return None
         self.read_times()
         tally = self.tally
         costs = tally.costs(self.world, steps)
@@ -338,6 +331,22 @@ class Trainer:
             "train_ra": tally.right / max(tally.taken, 1),
             **costs,
         }
+
+    def _take_steps(self, epoch: int, steps: int) -> bool:
+        """Take the remaining steps of an epoch; False after a rollback to an earlier epoch."""
+        while self.tally.step < steps:
+            step = self.tally.step
+            set_rate(self.worker.optimizer, self.schedule(epoch + step / steps, self.epochs))
+            report = self.parts.take_step(epoch, step, partial(self._step, epoch, step))
+            if report is None:
+                if len(self.records) != epoch:  # rolled back to an earlier epoch
+                    return False
+                continue
+            self.parts.call("on_step_end", self)
+            self.updates += 1
+            self.tally.add(report)
+            self.notify("on_step_end", epoch, report)
+        return True
 
     def _step(self, epoch: int, step: int) -> StepReport:
         stream = (self.seed, "model", epoch, step, self.world.rank)
