@@ -194,20 +194,20 @@ class Checkpointer(Callback):
         kind = checkpoint.SHARDED if trainer.sharded else checkpoint.FORMAT
         best, timeout = trainer.best_epoch(), trainer.world.timeout
 
-        def write() -> None:
+        def write_files() -> None:
             try:
                 if writes:
                     checkpoint.write_worker(self.root, step, rank, own, shards, number=number)
                 if first:
-                    options = {"kind": kind, "number": number, "timeout": timeout}
-                    checkpoint.write(self.root, step, packed, tensors, owners, **options)
+                    write = partial(checkpoint.write, kind=kind, number=number, timeout=timeout)
+                    write(self.root, step, packed, tensors, owners)
                     spare = partial(_is_end_of, epoch=best)
                     checkpoint.prune(self.root, self.keep, spare, number=number)
                 self._error = None
             except OSError as error:
                 self._error = error.strerror or str(error)
 
-        self._writer = threading.Thread(target=write, name="checkpoint")
+        self._writer = threading.Thread(target=write_files, name="checkpoint")
         self._writer.start()
 
     def roll_back(self, trainer: Trainer) -> None:
