@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from torch.utils.data import TensorDataset as Tensors
 
 from dat.attacks import FGSM, PGD, Attack, NoAttack
 from dat.attacks.suites import suite_of
@@ -17,7 +19,7 @@ from dat.core.rng import Streams
 from dat.core.threat import ThreatModel
 from dat.data import ImageData
 from dat.distributed import World
-from dat.evaluation import Accuracy, Assessment, evaluate
+from dat.evaluation import Accuracy, Assessment, assess, autoattack, evaluate
 from tests.evaluation.cases import THREAT, Brightness, ProgressRecorder, Spy, everything, white
 
 WEAK = PGD(steps=3)
@@ -28,6 +30,35 @@ def test_a_world_without_a_launcher_is_a_single_worker(world: World) -> None:
     assert dist.is_initialized()
     world.close()
     assert not dist.is_initialized()
+
+
+def test_a_plain_script_keeps_no_process_group(
+    model: nn.Module, data: ImageData, no_launcher: None
+) -> None:
+    some = data.take(torch.arange(20))
+    accuracy = evaluate(model, some, threat=THREAT, attack=WEAK)
+    assert not dist.is_initialized()
+    with World.join(device="cpu") as world:
+        assert evaluate(model, some, threat=THREAT, attack=WEAK, world=world) == accuracy
+
+
+@pytest.mark.parametrize("form", ["pair", "dataset", "loader"])
+def test_datasets_are_evaluated_as_they_are(model: nn.Module, data: ImageData, form: str) -> None:
+    some = data.take(torch.arange(20))
+    pair = some.batch(torch.arange(20), torch.device("cpu"))
+    dataset = Tensors(*pair)
+    given = {"pair": pair, "dataset": dataset, "loader": DataLoader(dataset, batch_size=8)}[form]
+    expected = assess(model, some, ["pgd-3"], threat=THREAT)
+    actual = assess(model, given, ["pgd-3"], threat=THREAT)
+    assert (actual.ta, actual.ra("pgd-3")) == (expected.ta, expected.ra("pgd-3"))
+
+
+def test_autoattack_takes_a_dataset(model: nn.Module, data: ImageData) -> None:
+    x, y = data.batch(torch.arange(4), torch.device("cpu"))
+    attacked = autoattack(model, Tensors(x, y), eps=0.5)
+    assert torch.equal(attacked.robust, autoattack(model, x, y, eps=0.5).robust)
+    with pytest.raises(ValueError, match="give the labels as well"):
+        autoattack(model, x)
 
 
 def test_batch_size_has_no_say(model: nn.Module, data: ImageData, world: World) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.workers.conftest import DAT, SMALL, distance, run, start, torchrun, train, weights
-from tests.workers.training_in_workers import DOUBLE, Weights, train_all
+from tests.workers.training_in_workers import DATASET, DOUBLE, Weights, train_all
 
 MIXED = ("data.labels=700", "data.unlabelled=rest", "data.epoch_by=both")
 SMOOTH = (
@@ -24,6 +24,7 @@ SMOOTH = (
 CASES: dict[str, tuple[str, ...]] = {
     "single precision": (),
     "linf": (DOUBLE,),
+    "dataset": (DOUBLE, DATASET),
     "l2": (DOUBLE, "threat.norm=l2", "threat.eps=1"),
     "carried": (
         *(DOUBLE, "attack.carry=true", "attack.steps=1", "train.epochs=3"),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from dat.config.build import make_trainer
 from dat.config.recipes import read
 from dat.config.schema import RunConfig, parse_edits
-from dat.data import load
+from dat.data import ImageData, load
 from dat.distributed import World
 from dat.jobs.train import resolve_protocol
 from dat.models import build_model
@@ -24,6 +27,7 @@ TINY = (
 )
 """Settings with which the digits recipe takes a fraction of a second, and three steps per epoch."""
 DOUBLE = f"model.name={__name__}:Double"
+DATASET = f"data.name={__name__}:jittered"
 
 
 class Double(nn.Module):
@@ -36,6 +40,25 @@ class Double(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.net(x.double())
         return logits
+
+
+class Jittered(Dataset[Any]):
+    """A map-style dataset of digits whose transform draws random numbers."""
+
+    def __init__(self, data: ImageData) -> None:
+        self.data, self.targets = data, data.labels.tolist()
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        (image,), _ = self.data.batch(torch.tensor([row]), torch.device("cpu"))
+        return image * (0.5 + torch.rand(()) / 2), self.targets[row]
+
+
+def jittered() -> tuple[Jittered, Jittered]:
+    splits = load("digits")
+    return Jittered(splits.train), Jittered(splits.test)
 
 
 def train_all(workers: int, folder: Path, runs: Mapping[str, Sequence[str]]) -> dict[str, Weights]:

@@ -88,6 +88,11 @@ class Streams:
         both = torch.cat((radius * torch.cos(angle), radius * torch.sin(angle)), dim=1)
         return both[:, :count].reshape(shape).to(torch.float32 if dtype is None else dtype)
 
+    def integers(self) -> Tensor:
+        """One number below 2 ** 63 for each sample, to seed another generator with."""
+        high, low, *_ = self._words(1)[:, 0].unbind(1)
+        return ((high >> 1) << 32) | low
+
     def _words(self, blocks: int) -> Tensor:
         """`blocks` Philox blocks for each sample: 32-bit words in an int64 tensor."""
         index = self.index.to(torch.int64)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from dat.data.pseudo import PseudoLabels
     from dat.data.sources import SOURCES, Splits, load
+    from dat.data.torch_datasets import Data, image_data
     from dat.data.unlabelled import load_unlabelled
 else:
     __getattr__, __dir__ = lazy_names(
@@ -51,6 +52,7 @@ else:
         pseudo="PseudoLabels",
         names="is_known",
         sources="SOURCES Splits load",
+        torch_datasets="Data image_data",
         lazy_images="LazyImages chunks",
         batches="PartitionPlan RawBatch Mix BatchSource Batches make_batches",
         unlabelled="load_unlabelled",
@@ -65,6 +67,7 @@ __all__ = [
     "BatchSource",
     "Batches",
     "CropWindows",
+    "Data",
     "ImageData",
     "LazyImages",
     "LocalPartitionSampler",
@@ -81,6 +84,7 @@ __all__ = [
     "chunks",
     "class_balanced_subset",
     "default_partitions",
+    "image_data",
     "is_known",
     "load",
     "load_unlabelled",

@@ -52,7 +52,8 @@ class BatchSource:
     offset: int = 0
     """Global index of the dataset's first image."""
     crops: int | None = None
-    """Seed of random crops of pictures; None: center crops."""
+    """Seed of what is random about reading images: crops of pictures, a dataset's own transforms;
+    None: nothing is."""
 
     @classmethod
     def of(cls, data: ImageData | Partitions, sampler: PartitionSampler, place: int) -> BatchSource:
@@ -164,12 +165,14 @@ class PartitionPlan:
                 len(data), count, parts=parts, workers=self.workers, seed=seed
             )
         source = BatchSource.of(data, sampler, self.place)
+        images = source.data.images
+        lazy = images if isinstance(images, LazyImages) else None
         if not self.random_crops:
-            return source
-        if not isinstance(source.data.images, LazyImages) or not source.data.images.slow:
+            return replace(source, crops=seed) if lazy and lazy.random else source
+        if lazy is None or not lazy.slow or lazy.random:
             raise ValueError(
-                "data.augmentation = resized-crop: needs picture files, not arrays of images of "
-                "one size; use crop-flip"
+                "data.augmentation = resized-crop: needs picture files, not images of one size; "
+                "use crop-flip, or crop in the dataset's own transform"
             )
         return replace(source, crops=seed)
 

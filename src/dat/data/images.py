@@ -138,14 +138,17 @@ def _in_range(images: Images) -> Images:
         return images
     if not images.dtype.is_floating_point:
         raise ValueError(f"images are {images.dtype}: must be uint8, or floats in [0, 1]")
+    if isinstance(images, LazyImages) and images.slow:  # checked whenever an image is read
+        return images.clipped()
     first = 0
     for chunk in [images] if isinstance(images, Tensor) else chunks(images):
-        _check_range(chunk, first)
+        check_range(chunk, first)
         first += len(chunk)
     return images.clipped() if isinstance(images, LazyImages) else images.float().clamp(0.0, 1.0)
 
 
-def _check_range(images: Tensor, first: int) -> None:
+def check_range(images: Tensor, first: int) -> None:
+    """Raise if a pixel is outside of [0, 1] by more than rounding; `first` numbers the images."""
     flat = images.flatten(1)
     valid = (flat >= -TOLERANCE) & (flat <= 1 + TOLERANCE)  # False for NaN
     invalid = (~valid.all(1)).nonzero()

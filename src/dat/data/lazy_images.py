@@ -27,6 +27,8 @@ class LazyImages(ABC):
     dtype: torch.dtype
     slow: bool = False
     """Whether reading is expensive enough for loader processes."""
+    random: bool = False
+    """Whether reading an image draws random numbers."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -137,7 +139,9 @@ class Joined(LazyImages):
         self.pieces = tuple(pieces)
         self.ends = torch.tensor([len(piece) for piece in pieces]).cumsum(0)
         self.shape = torch.Size((int(self.ends[-1]), *image))
-        self.slow = any(isinstance(piece, LazyImages) and piece.slow for piece in pieces)
+        lazy = [piece for piece in pieces if isinstance(piece, LazyImages)]
+        self.slow = any(piece.slow for piece in lazy)
+        self.random = any(piece.random for piece in lazy)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         images = torch.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
@@ -152,7 +156,7 @@ class Joined(LazyImages):
         return images
 
     def take(self, rows: Tensor) -> LazyImages:
-        return _Subset(self, rows)
+        return Subset(self, rows)
 
     def _by_piece(self, rows: Tensor) -> Iterator[tuple[Images, Tensor, Tensor]]:
         """Each piece with the positions in `rows` that it provides, and their rows within it."""
@@ -164,11 +168,12 @@ class Joined(LazyImages):
                 yield piece, positions, rows[positions] - start
 
 
-class _Subset(LazyImages):
+class Subset(LazyImages):
     """Some rows of lazy images."""
 
     def __init__(self, base: LazyImages, rows: Tensor) -> None:
-        self.base, self.rows, self.dtype, self.slow = base, rows, base.dtype, base.slow
+        self.base, self.rows, self.dtype = base, rows, base.dtype
+        self.slow, self.random = base.slow, base.random
         self.shape = torch.Size((len(rows), *base.shape[1:]))
 
     def __getitem__(self, rows: Tensor) -> Tensor:
@@ -178,7 +183,7 @@ class _Subset(LazyImages):
         return self.base.at_random(self.rows[rows], draws)
 
     def take(self, rows: Tensor) -> LazyImages:
-        return _Subset(self.base, self.rows[rows])
+        return Subset(self.base, self.rows[rows])
 
 
 def join(pieces: Sequence[Images]) -> Images:

@@ -22,6 +22,7 @@ from dat.data.names import check_name
 from dat.data.parquet import list_parquet
 from dat.data.reading import ReadOptions
 from dat.data.sharding import is_sharded, open_shards
+from dat.data.torch_datasets import image_data
 
 PROBED = 2048
 """Pictures decoded for the statistics of a dataset that is too large to decode completely."""
@@ -148,16 +149,20 @@ def digits() -> Splits:
 
 
 def _imported(name: str) -> Splits:
-    """Call a user's function, which returns `Splits` or a pair (train, test) of `ImageData`."""
+    """Call a user's function, which returns `Splits` or a pair (train, test) of datasets."""
     function = import_callable(name, what="data.name")
     result = call(function, what=f"data.name = {name!r}")
     if isinstance(result, Splits):
         return result
     if isinstance(result, tuple) and len(result) == 2:
-        train, test = result
-        if isinstance(train, ImageData) and isinstance(test, ImageData):
-            return Splits.of(train, test)
-    raise ValueError(f"data.name = {name!r}: must return (train, test), two dat.ImageData")
+        try:
+            return Splits.of(*(image_data(part) for part in result))
+        except ValueError as error:
+            raise ValueError(f"data.name = {name!r}: {error}") from None
+    raise ValueError(
+        f"data.name = {name!r}: must return (train, test), each a map-style dataset, a pair of "
+        "tensors (images, labels), or dat.ImageData"
+    )
 
 
 SOURCES: dict[str, Callable[[], Splits]] = {

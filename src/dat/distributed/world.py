@@ -161,6 +161,15 @@ class World:
             ).start()
         return world
 
+    @staticmethod
+    def current(device: str = "auto") -> World:
+        """The workers of this process's group, or those that a launcher started. A plain script
+        gets a worker of its own, without a process group that would outlive the call."""
+        if dist.is_initialized() or "RANK" in os.environ:
+            return World.join(device=device)
+        chosen = devices.choose(device, 0, 1) if device == "auto" else torch.device(device)
+        return SingleWorker(0, 1, chosen, "none", False)
+
     def single(self) -> SingleWorker:
         """This worker as a world of its own, for work without the others."""
         return SingleWorker(0, 1, self.device, self.backend, False)

@@ -11,10 +11,11 @@ from torch import nn
 from dat.attacks import PGD, Attack
 from dat.attacks.suites import Suite, suite_of
 from dat.core.threat import ThreatModel
-from dat.data import ImageData
+from dat.data import Data, image_data
 from dat.distributed import World
 from dat.evaluation.assess import Assessment, assess
 from dat.evaluation.runner import Progress, silent
+from dat.evaluation.workers import world_of
 
 
 class Accuracy(NamedTuple):
@@ -40,7 +41,7 @@ class Accuracy(NamedTuple):
 @overload
 def evaluate(
     model: nn.Module,
-    data: ImageData,
+    data: Data,
     *,
     threat: ThreatModel,
     attack: Attack | None = None,
@@ -55,7 +56,7 @@ def evaluate(
 @overload
 def evaluate(
     model: nn.Module,
-    data: ImageData,
+    data: Data,
     *,
     threat: ThreatModel,
     attacks: Sequence[str | Suite],
@@ -72,7 +73,7 @@ def evaluate(
 
 def evaluate(
     model: nn.Module,
-    data: ImageData,
+    data: Data,
     *,
     threat: ThreatModel,
     attack: Attack | None = None,
@@ -98,8 +99,10 @@ def evaluate(
     runs the attacks in mixed precision (the given model still decides), and a `folder` shared by
     all workers lets an interrupted evaluation resume.
 
-    All workers of `world` call this; each evaluates its share, and all get the same result.
+    `data` is an `ImageData`, a map-style dataset, a data loader, or a pair (images, labels). All
+    workers of `world` call this; each evaluates its share, and all get the same result.
     """
+    data = image_data(data)
     if restarts < 1 or batch < 1:
         raise ValueError(f"restarts = {restarts}, batch = {batch}: must be at least 1")
     world = world_of(model) if world is None else world
@@ -136,10 +139,3 @@ def evaluate(
     )
     robust = int(evaluation.suites["attack"].robust.sum())
     return Accuracy(evaluation.images, int(evaluation.right.sum()), robust)
-
-
-def world_of(model: nn.Module) -> World:
-    """The current workers, on the model's device. The process group this joins is reused by later
-    calls and closed at exit."""
-    parameter = next(model.parameters(), None)
-    return World.join(device="auto" if parameter is None else str(parameter.device))

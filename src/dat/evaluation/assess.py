@@ -18,11 +18,12 @@ from dat.attacks.target import NoImageGradient, value_and_grad
 from dat.core.precision import PRECISIONS, check_independent, in_precision
 from dat.core.rng import seeded
 from dat.core.threat import ThreatModel
-from dat.data import ImageData
+from dat.data import Data, image_data
 from dat.distributed import World
 from dat.evaluation import checks
 from dat.evaluation.progress_file import SuiteProgress, fingerprint
 from dat.evaluation.runner import Progress, Runner, SuiteResult, silent
+from dat.evaluation.workers import world_of
 from dat.models import Folded, adapted, computes_in_half, fold
 
 FOLD_FROM = 2000
@@ -57,11 +58,11 @@ class Assessment:
 
 def assess(
     model: nn.Module,
-    data: ImageData,
+    data: Data,
     attacks: Sequence[str | Suite] = ("autoattack",),
     *,
     threat: ThreatModel,
-    world: World,
+    world: World | None = None,
     batch: int = 256,
     seed: int = 0,
     precision: str = "float32",
@@ -73,6 +74,7 @@ def assess(
     """What `dat.evaluate` does with a list of attacks."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision = {precision!r}: must be one of {', '.join(PRECISIONS)}")
+    data, world = image_data(data), world_of(model) if world is None else world
     x, y = data.batch(torch.arange(min(len(data), checks.PROBED)), world.device)
     original, model = model, adapted(model, x)
     with attack_mode(model), seeded(world.device, seed, "answers"), torch.no_grad():

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from dat.core.deprecation import RenamedAttribute
 from dat.core.threat import ThreatModel
-from dat.data import ImageData
+from dat.data import Data, image_data
 from dat.distributed import World
-from dat.evaluation.accuracy import world_of
 from dat.evaluation.assess import assess
 from dat.evaluation.progress_file import Cost
 from dat.evaluation.runner import Progress, silent
+from dat.evaluation.workers import world_of
 
 VERSIONS = {"standard": "autoattack", "rand": "autoattack-rand"}
 
@@ -54,8 +54,8 @@ class AutoAttacked:
 
 def autoattack(
     model: nn.Module,
-    x: Tensor,
-    y: Tensor,
+    x: Tensor | Data,
+    y: Tensor | None = None,
     *,
     eps: float = 8 / 255,
     norm: str = "linf",
@@ -66,7 +66,8 @@ def autoattack(
     world: World | None = None,
     progress: Progress = silent,
 ) -> AutoAttacked:
-    """Run AutoAttack on images in [0, 1]; `model` maps them to logits.
+    """Run AutoAttack on images in [0, 1] with labels, or on a dataset; `model` maps images to
+    logits.
 
     `standard` is APGD-CE, targeted APGD-DLR, targeted FAB and Square; `rand` is for randomized
     models. With a `folder`, an interrupted call can be resumed. Under torchrun all workers call
@@ -77,7 +78,12 @@ def autoattack(
     if version not in VERSIONS:
         raise ValueError(f"version = {version!r}: must be one of {', '.join(VERSIONS)}")
     name = VERSIONS[version]
-    data = ImageData.of(x.detach().cpu(), y.detach().cpu())
+    if not isinstance(x, Tensor):
+        data = image_data(x)
+    elif y is not None:
+        data = image_data((x, y))
+    else:
+        raise ValueError("autoattack: give the labels as well, or a dataset")
     evaluation = assess(
         model,
         data,
@@ -94,11 +100,19 @@ def autoattack(
     names = {-1: "clean", 0: None} | dict(enumerate(result.attacks, 1))
     broken_by = tuple(names[number] for number in result.broken_by.tolist())
     assert result.examples is not None
-    dtype = x.dtype if x.is_floating_point() else torch.float32  # uint8 would round perturbations
     return AutoAttacked(
-        examples=result.examples.reshape(x.shape).to(x.device, dtype),
+        examples=_like(result.examples, x),
         broken_by=broken_by,
         counts={"clean": broken_by.count("clean")} | result.counts(),
         costs=result.costs,
         warnings=evaluation.warnings,
     )
+
+
+def _like(examples: Tensor, x: object) -> Tensor:
+    """The examples with the shape, the device and the dtype of the images, if these are a tensor;
+    never as uint8, which would round the perturbations."""
+    if not isinstance(x, Tensor):
+        return examples
+    dtype = x.dtype if x.is_floating_point() else torch.float32
+    return examples.reshape(x.shape).to(x.device, dtype)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from torch import nn
 
 from dat.core.threat import ThreatModel
-from dat.data import ImageData
+from dat.data import Data, image_data
 from dat.distributed import World
-from dat.evaluation.accuracy import world_of
 from dat.evaluation.assess import assess
 from dat.evaluation.runner import Progress, silent
+from dat.evaluation.workers import world_of
 
 
 class Curve(NamedTuple):
@@ -26,7 +26,7 @@ class Curve(NamedTuple):
 
 def sweep(
     model: nn.Module,
-    data: ImageData,
+    data: Data,
     *,
     threat: ThreatModel,
     eps: Sequence[float] = (),
@@ -43,7 +43,7 @@ def sweep(
 
     `attack` is any attack with a number of steps, such as pgd, cw or apgd-ce.
     """
-    world = world_of(model) if world is None else world
+    data, world = image_data(data), world_of(model) if world is None else world
     points = {
         "eps": [(float(value), replace(threat, eps=value), at_steps) for value in eps],
         "steps": [(float(value), threat, value) for value in steps],

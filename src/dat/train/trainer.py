@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from dat.attacks import PGD, Attack
 from dat.core import devices
@@ -48,7 +49,7 @@ class Trainer:
     """Trains `model` on the workers of `world`; every worker creates one and calls `fit`."""
 
     model: nn.Module
-    data: TrainingData | ImageData | Partitions
+    data: TrainingData | ImageData | Partitions | Dataset[Any] | tuple[Tensor, Tensor]
     """The training data; a worker keeps only its share."""
     threat: ThreatModel = field(default_factory=ThreatModel)
     attack: Attack = field(default_factory=PGD)

@@ -15,15 +15,15 @@ from dat.attacks import attack_mode
 from dat.core.files import atomic_write
 from dat.core.precision import PRECISIONS
 from dat.core.rng import seeded
-from dat.data import ImageData
+from dat.data import Data, ImageData, image_data
 from dat.distributed import World
-from dat.evaluation.accuracy import world_of
 from dat.evaluation.certification.certificates import Certified, gather, read, write
 from dat.evaluation.certification.plans import Adaptive, Fixed
 from dat.evaluation.certification.sampler import NoiseSampler
 from dat.evaluation.checks import check_logits
 from dat.evaluation.progress_file import ProgressStore, fingerprint
 from dat.evaluation.runner import Progress, silent
+from dat.evaluation.workers import world_of
 from dat.models import adapted, fold
 
 TABLE = "certified.tsv"
@@ -31,7 +31,7 @@ TABLE = "certified.tsv"
 
 def certify(
     model: nn.Module,
-    x: Tensor | ImageData,
+    x: Tensor | Data,
     y: Tensor | None = None,
     *,
     sigma: float,
@@ -55,7 +55,7 @@ def certify(
     fastest one measured. Under torchrun all workers call this with the same arguments, share the
     images, and get the same result; with a `folder`, an interrupted call can be resumed.
     """
-    data = x if isinstance(x, ImageData) else _data(x, y)
+    data = _data(x, y) if isinstance(x, Tensor) else image_data(x)
     world = world_of(model) if world is None else world
     if fixed is None:
         fixed = not radii

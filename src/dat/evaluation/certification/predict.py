@@ -7,9 +7,9 @@ from scipy.stats import binomtest
 from torch import Tensor, nn
 
 from dat.data import ImageData
-from dat.evaluation.accuracy import world_of
 from dat.evaluation.certification.certify import prepare
 from dat.evaluation.certification.sampler import ABSTAIN, Asked
+from dat.evaluation.workers import world_of
 
 
 def predict(
