@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dat.config import RunConfig
     from dat.core.smoothing import Smoothed
     from dat.core.threat import ThreatModel
-    from dat.data import ImageData, image_data
+    from dat.data import ImageData, Stream, image_data
     from dat.distributed import (
         Auto,
         Buckets,
@@ -102,7 +102,7 @@ else:
             "Auto Buckets Chunked Dense Exchange Gather PerTensor Ring Server WholeVector World"
         ),
         config="RunConfig",
-        data="ImageData image_data",
+        data="ImageData Stream image_data",
         evaluation="Accuracy Assessment AutoAttacked Curve assess autoattack evaluate sweep",
         export="export_run load",
         models="Normalize Resized build_model fold freeze normalized rate_factors replace_head",
@@ -170,6 +170,7 @@ __all__ = [
     "Smoothed",
     "Square",
     "Stability",
+    "Stream",
     "TargetedAPGD",
     "ThreatModel",
     "Trainer",

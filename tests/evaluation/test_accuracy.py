@@ -47,7 +47,8 @@ def test_datasets_are_evaluated_as_they_are(model: nn.Module, data: ImageData, f
     some = data.take(torch.arange(20))
     pair = some.batch(torch.arange(20), torch.device("cpu"))
     dataset = Tensors(*pair)
-    given = {"pair": pair, "dataset": dataset, "loader": DataLoader(dataset, batch_size=8)}[form]
+    forms: dict[str, Any] = {"pair": pair, "dataset": dataset}
+    given = forms.get(form, DataLoader(dataset, batch_size=8))
     expected = assess(model, some, ["pgd-3"], threat=THREAT)
     actual = assess(model, given, ["pgd-3"], threat=THREAT)
     assert (actual.ta, actual.ra("pgd-3")) == (expected.ta, expected.ra("pgd-3"))

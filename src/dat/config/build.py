@@ -20,6 +20,7 @@ from dat.data import (
     PseudoLabels,
     Splits,
     class_balanced_subset,
+    load_synthetic,
     load_unlabelled,
     split_holdout,
     split_labels,
@@ -118,8 +119,10 @@ def training_data(config: RunConfig, data: Splits) -> TrainingData:
 def unlabelled_data(
     config: RunConfig, data: Splits, rest: ImageData | None = None
 ) -> ImageData | None:
-    """The unlabelled images that the config names, if any."""
+    """The additional images that the config names, if any: unlabelled or synthetic."""
     name = config.data.unlabelled
+    if config.data.synthetic is not None:
+        return load_synthetic(config.data.synthetic, data.training, config.data.memory)
     if name is None:
         return None
     if name == "rest":

@@ -90,9 +90,14 @@ class DataConfig(Settings):
     )
     epoch_by: str = setting(
         "labelled",
-        "images whose number defines the length of an epoch",
-        choices=("labelled", "unlabelled", "both"),
+        "what defines the length of an epoch: labelled, unlabelled (or synthetic) images or both "
+        "are seen once; original: as many images of any kind as the training set has",
+        choices=("labelled", "unlabelled", "both", "original"),
     )
+    synthetic: str | None = setting(
+        None, "generated images with labels, an .npz file with the arrays image and label"
+    )
+    synthetic_share: float = setting(0.7, "share of synthetic images in a batch", gt=0, lt=1)
     augmentation: str = setting(
         "none",
         "random augmentation: crop, after padding by 4 pixels; flip, horizontally; resized-crop, a "
@@ -109,6 +114,8 @@ class DataConfig(Settings):
         """How labelled and unlabelled images are mixed in a batch."""
         from dat.data import Mix
 
+        if self.synthetic is not None:
+            return Mix(share=self.synthetic_share, epoch_by=self.epoch_by, name="synthetic")
         return Mix(
             share=self.unlabelled_share, weight=self.unlabelled_weight, epoch_by=self.epoch_by
         )
@@ -282,6 +289,8 @@ class RunConfig(Settings):
         data = self.data
         if data.unlabelled == "rest" and data.labels is None:
             raise SettingError("data.unlabelled = rest: requires data.labels")
+        if data.synthetic is not None and data.unlabelled is not None:
+            raise SettingError("data.synthetic: cannot be combined with data.unlabelled")
         if data.pseudo_labels is not None and data.unlabelled is None:
             raise SettingError("data.pseudo_labels: requires data.unlabelled, the images to label")
         monitor = self.train.options.overfitting_monitor

@@ -7,7 +7,7 @@ from dat.data.augment import AUGMENTATIONS, Augmentation, CropWindows
 from dat.data.reading import WEIGH_BY, ReadOptions
 
 if TYPE_CHECKING:
-    from dat.data.batches import Batches, BatchSource, Mix, PartitionPlan, RawBatch, make_batches
+    from dat.data.batches import Batches, BatchSource, RawBatch
     from dat.data.images import UNLABELLED, ImageData, as_floats
     from dat.data.lazy_images import LazyImages, chunks
     from dat.data.local import LocalPartitionSampler, Partitions
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
         split_holdout,
         split_labels,
     )
+    from dat.data.plan import Mix, PartitionPlan, make_batches
     from dat.data.pseudo import PseudoLabels
     from dat.data.sources import SOURCES, Splits, load
+    from dat.data.streams import Stream
+    from dat.data.synthetic import load_synthetic
     from dat.data.torch_datasets import Data, image_data
     from dat.data.unlabelled import load_unlabelled
 else:
@@ -52,9 +55,12 @@ else:
         pseudo="PseudoLabels",
         names="is_known",
         sources="SOURCES Splits load",
+        streams="Stream",
+        synthetic="load_synthetic",
         torch_datasets="Data image_data",
         lazy_images="LazyImages chunks",
-        batches="PartitionPlan RawBatch Mix BatchSource Batches make_batches",
+        batches="RawBatch BatchSource Batches",
+        plan="Mix PartitionPlan make_batches",
         unlabelled="load_unlabelled",
     )
 
@@ -80,6 +86,7 @@ __all__ = [
     "RawBatch",
     "ReadOptions",
     "Splits",
+    "Stream",
     "as_floats",
     "chunks",
     "class_balanced_subset",
@@ -87,6 +94,7 @@ __all__ = [
     "image_data",
     "is_known",
     "load",
+    "load_synthetic",
     "load_unlabelled",
     "make_batches",
     "split_holdout",

@@ -31,7 +31,7 @@ def read_sets(path: Path, memory: float = MEMORY) -> tuple[ImageData, ImageData]
     """
     try:
         arrays = _folder(path) if path.is_dir() else _archive(path, memory)
-        labels = {name: _labels(arrays[name], name) for name in ("y_train", "y_test")}
+        labels = {name: as_labels(arrays[name], name) for name in ("y_train", "y_test")}
         classes = max(int(max(y.max(initial=0) for y in labels.values())) + 1, 1)
         return tuple(  # type: ignore[return-value]
             _dataset(as_images(arrays[f"x_{split}"], memory), labels[f"y_{split}"], classes, split)
@@ -71,7 +71,7 @@ def read_array(path: Path, names: tuple[str, ...]) -> Images:
             name = next((name for name in names if name in available), None)
             if name is None:
                 raise ValueError(f"contains none of {', '.join(names)}")
-            return as_images(_member(path, archive, name, MEMORY))
+            return as_images(read_member(path, archive, name, MEMORY))
     except Exception as error:  # numpy raises many types on broken files
         raise ValueError(f"not an array of images ({error})") from None
 
@@ -84,7 +84,8 @@ def map_array(path: Path) -> Mapped | Array:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _labels(y: Mapped | Array, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+def as_labels(y: Mapped | Array, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Labels as int64; `name` is what errors call them."""
     if isinstance(y, Mapped):
         raise ValueError(f"{name} has shape {y.sizes}: must be one label per image")
     if y.dtype.kind not in "iu":
@@ -113,10 +114,10 @@ def _archive(path: Path, memory: float) -> dict[str, Mapped | Array]:
         missing = [name for name in ARRAYS if f"{name}.npy" not in available]
         if missing:
             raise ValueError(f"missing: {', '.join(missing)}; must contain {', '.join(ARRAYS)}")
-        return {name: _member(path, archive, name, memory) for name in ARRAYS}
+        return {name: read_member(path, archive, name, memory) for name in ARRAYS}
 
 
-def _member(path: Path, archive: zipfile.ZipFile, name: str, memory: float) -> Mapped | Array:
+def read_member(path: Path, archive: zipfile.ZipFile, name: str, memory: float) -> Mapped | Array:
     """Read the member, which verifies its checksum, or map it if it is large."""
     info = archive.getinfo(f"{name}.npy")
     if info.compress_type == zipfile.ZIP_STORED and info.file_size > memory * 2**30:

@@ -73,7 +73,7 @@ class DatasetImages(LazyImages):
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
         with seeded_globals(0):
-            first = _image(self.dataset[0], 0)
+            first = image_of(self.dataset[0], 0)
         self.dtype = first.dtype
         self.shape = torch.Size((len(dataset), *first.shape))  # type: ignore[arg-type]
 
@@ -93,7 +93,7 @@ class DatasetImages(LazyImages):
 
     def _get(self, row: int, key: int) -> Tensor:
         with seeded_globals(key):
-            image = _image(self.dataset[row], row)
+            image = image_of(self.dataset[row], row)
         if image.shape != self.shape[1:] or image.dtype != self.dtype:
             raise ValueError(
                 f"image {row} is {_described(image)}, the first one "
@@ -128,7 +128,7 @@ def dataset_labels(dataset: Any) -> Tensor:
     if labels is not None and _confirmed(dataset, labels):
         return labels
     with seeded_globals(0):
-        return torch.tensor([_label(dataset[row], row) for row in range(len(dataset))])
+        return torch.tensor([label_of(dataset[row], row) for row in range(len(dataset))])
 
 
 def _listed(dataset: Any) -> Tensor | None:
@@ -156,7 +156,7 @@ def _confirmed(dataset: Any, labels: Tensor) -> bool:
     """Whether the dataset returns these labels: it may transform them."""
     rows = torch.linspace(0, len(dataset) - 1, min(CHECKED, len(dataset))).long().tolist()
     with seeded_globals(0):
-        return all(_label(dataset[row], row) == int(labels[row]) for row in rows)
+        return all(label_of(dataset[row], row) == int(labels[row]) for row in rows)
 
 
 def _collected(loader: Iterable[Any], classes: int | None, names: Sequence[str]) -> ImageData:
@@ -180,7 +180,8 @@ def _pair(item: Any, row: int) -> tuple[Any, Any]:
     )
 
 
-def _label(item: Any, row: int) -> int:
+def label_of(item: Any, row: int) -> int:
+    """The label of an (image, label) pair; `row` numbers it in errors."""
     label = _pair(item, row)[1]
     try:
         return int(label)
@@ -190,7 +191,7 @@ def _label(item: Any, row: int) -> int:
         ) from None
 
 
-def _image(item: Any, row: int) -> Tensor:
+def image_of(item: Any, row: int) -> Tensor:
     """A tensor (channels, height, width) from a tensor, an array or a picture."""
     image = _pair(item, row)[0]
     if not isinstance(image, Tensor):

@@ -258,6 +258,7 @@ def _resolved(config: RunConfig, trainer: Trainer, *, on_disk: bool) -> DataConf
         name=_absolute(data.name),
         unlabelled=data.unlabelled and _absolute(data.unlabelled),
         pseudo_labels=data.pseudo_labels and _absolute(data.pseudo_labels),
+        synthetic=data.synthetic and _absolute(data.synthetic),
         parts=trainer.images.parts if on_disk else len(trainer.batches.sources[0].sampler.sizes),
     )
 

@@ -20,6 +20,7 @@ from dat.core import devices
 from dat.core.settings import SettingError
 from dat.core.threat import TINY, ThreatModel, per_sample
 from dat.data import Augmentation, BatchSource, CropWindows
+from dat.data.streams import StreamSource
 from dat.train.inner import InnerMaximization
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ class ATTA(InnerMaximization):
             )
 
     def allocate(self, sources: Sequence[BatchSource], device: torch.device) -> None:
+        if any(isinstance(source, StreamSource) for source in sources):
+            raise SettingError("attack.carry = true: the images of a stream do not come again")
         self.store = PerturbationStore.of(sources, self.threat, device, self.attack.reset)
 
     def _attack(

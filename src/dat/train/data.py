@@ -16,6 +16,7 @@ from dat.data import (
     Mix,
     PartitionPlan,
     Partitions,
+    Stream,
     image_data,
     make_batches,
 )
@@ -26,7 +27,7 @@ from dat.distributed import World
 class TrainingData:
     """Labelled images, and optional held-out and unlabelled ones."""
 
-    labelled: ImageData | Partitions
+    labelled: ImageData | Partitions | Stream
     """The complete training set, or its partitions; a worker keeps only its share. A map-style
     dataset or a pair of tensors becomes an `ImageData`."""
     holdout: ImageData | Partitions | None = None
@@ -52,7 +53,7 @@ class TrainingData:
                     "the trainer draws its own batches, the same on any number of workers: pass "
                     "the loader's dataset (loader.dataset)"
                 )
-            if given is not None and not isinstance(given, ImageData | Partitions):
+            if given is not None and not isinstance(given, ImageData | Partitions | Stream):
                 object.__setattr__(self, name, image_data(given))
 
     @classmethod

@@ -16,7 +16,7 @@ from dat.core import devices
 from dat.core.rng import seeded
 from dat.core.threat import ThreatModel
 from dat.core.tracing import watched
-from dat.data import ImageData, Partitions
+from dat.data import ImageData, Partitions, Stream
 from dat.distributed import Shards, WorkerSubgroup, World
 from dat.evaluation import Accuracy
 from dat.objectives import Adversarial, Objective
@@ -49,7 +49,7 @@ class Trainer:
     """Trains `model` on the workers of `world`; every worker creates one and calls `fit`."""
 
     model: nn.Module
-    data: TrainingData | ImageData | Partitions | Dataset[Any] | tuple[Tensor, Tensor]
+    data: TrainingData | ImageData | Partitions | Stream | Dataset[Any] | tuple[Tensor, Tensor]
     """The training data; a worker keeps only its share."""
     threat: ThreatModel = field(default_factory=ThreatModel)
     attack: Attack = field(default_factory=PGD)
