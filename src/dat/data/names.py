@@ -48,7 +48,7 @@ def check_name(name: str) -> None:
     path = Path(name)
     if name in CATALOG and cached(name) is None:
         raise ValueError(f"data.name = {name}: not downloaded yet; run: dat data fetch {name}")
-    if is_known(name) or path.is_dir():
+    if is_known(name) or path.is_dir() or (name.startswith("hf/") and len(name) > 3):
         return
     if path.suffix in PICKLES:
         raise ValueError(

@@ -15,6 +15,7 @@ from dat.data.arrays import ARRAYS, read_sets
 from dat.data.catalog import CATALOG
 from dat.data.fetch import cached
 from dat.data.folder import Listing, is_picture_folder, list_folder, read_pictures
+from dat.data.hugging_face import PREFIX, list_hub
 from dat.data.images import ImageData
 from dat.data.lazy_images import CHUNK, Images, LazyImages
 from dat.data.local import Partitions
@@ -82,7 +83,8 @@ def _statistics(images: Images) -> tuple[Tensor, Tensor]:
 
 
 def load(name: str, reading: ReadOptions | None = None) -> Splits:
-    """Load a named dataset, an .npz or .parquet file, a folder, or `package.module:function`.
+    """Load a named dataset, an .npz or .parquet file, a folder, `hf/NAME` from the Hugging Face
+    hub, or `package.module:function`.
 
     A folder contains pictures (one subfolder per class), arrays (x_train.npy and so on), Parquet
     files, or the partitions written by `dat data shard`.
@@ -96,6 +98,8 @@ def load(name: str, reading: ReadOptions | None = None) -> Splits:
         assert folder is not None  # check_name has found it
         datasets = read_sets(folder, reading.memory)
         return Splits.of(*(replace(data, names=CATALOG[name].classes) for data in datasets))
+    if name.startswith(PREFIX):
+        return Splits.of(*read_pictures(list_hub(name, reading.test_share), reading))
     if path.is_dir():
         return _folder(path, reading)
     if name.endswith(".npz"):

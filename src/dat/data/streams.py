@@ -60,7 +60,7 @@ class Stream:
                 raise ValueError("the stream is empty")
 
     def _once(self, place: int, workers: int) -> Iterable[tuple[Any, Any]]:
-        if not isinstance(self.pairs, Iterable):
+        if callable(self.pairs) and not isinstance(self.pairs, Iterable):
             return self.pairs(place, workers)
         return islice(self.pairs, place, None, workers)
 

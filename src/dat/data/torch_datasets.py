@@ -19,10 +19,13 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from torch.utils.data import TensorDataset as Tensors
 
 from dat.core.rng import Streams
+from dat.data.folder import read_pictures
+from dat.data.hugging_face import is_hub_dataset, listing_of
 from dat.data.images import ImageData, as_floats, check_range
 from dat.data.lazy_images import LazyImages
 from dat.data.lazy_images import Subset as Rows
 from dat.data.local import Partitions
+from dat.data.reading import ReadOptions
 
 Data = ImageData | Dataset[Any] | DataLoader[Any] | tuple[Tensor, Tensor]
 """A dataset in any form that `image_data` reads."""
@@ -49,8 +52,11 @@ def image_data(data: Data, *, classes: int | None = None, names: Sequence[str] =
         return ImageData.of(*data.tensors, classes=classes, names=names)
     if isinstance(data, Partitions):
         raise ValueError("the data is stored in partitions, but is needed as one dataset")
+    if is_hub_dataset(data):
+        (pictures,) = read_pictures([listing_of(data)], ReadOptions())
+        return pictures
     if isinstance(data, IterableDataset):
-        raise ValueError("a stream has no order of its own: use a map-style dataset")
+        raise ValueError("a stream has no order: use a map-style dataset, or train on dat.Stream")
     if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise ValueError(
             f"data is a {type(data).__name__}: must be a map-style dataset of (image, label), a "
