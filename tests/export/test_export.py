@@ -25,7 +25,7 @@ from dat.models import MODELS
 from dat.train import save_weights
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
-needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="needs pip install 'dat[onnx]'")
+needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="needs pip install 'dat-robust[onnx]'")
 ALL = ("hub", "torchscript", "exported", *(["onnx"] if HAS_ONNX else []))
 TINY = {"model": {"name": "cnn", "width": 4}}
 

@@ -26,7 +26,7 @@ RESULT = {"method": "AT", "ta": 90.0, "ra": 50, "warnings": ["careful"], "aa": N
 
 def installed(name: str) -> pytest.MarkDecorator:
     spec = importlib.util.find_spec(LOGGERS[name].package)
-    reason = f"needs pip install 'dat[{name}]'"
+    reason = f"needs pip install 'dat-robust[{name}]'"
     return pytest.mark.skipif(spec is None or spec.origin is None, reason=reason)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from dat.cli.parser import parse
+from dat.core.imports import name_clash
 from dat.jobs.launch import PREEMPTED, bind_to_launcher, is_worker
 
 FAILED = 1
@@ -62,6 +63,8 @@ def _fail(error: Exception) -> int:
     expected = is_lost(error) or isinstance(error, ValueError | OSError | ArithmeticError)
     if TRACEBACK or not expected:
         traceback.print_exc()
+        if isinstance(error, ImportError | AttributeError) and (clash := name_clash()):
+            print(f"error: {clash}", file=sys.stderr)
         return FAILED
     if rank == getattr(error, "reporting_rank", 0):
         print(f"error: {_message(error)}", file=sys.stderr)

@@ -70,6 +70,27 @@ def _defined_in(module_name: str, value: object) -> bool:
     return callable(value) and getattr(value, "__module__", None) == module_name
 
 
+DISTRIBUTION, FOREIGN = "dat-robust", "dat"
+"""On the package index, `dat` is an unrelated project whose files have the same place as ours."""
+
+
+def name_clash() -> str:
+    """What to do about an unrelated `dat` that is installed beside us; empty if there is none."""
+    from importlib import metadata
+
+    try:
+        foreign, ours = metadata.metadata(FOREIGN), metadata.metadata(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return ""
+    if foreign["Summary"] == ours["Summary"]:
+        return ""  # this project, from before it was called dat-robust
+    return (
+        f"the package {FOREIGN} {foreign['Version']} is another project, and has overwritten files "
+        f"of {DISTRIBUTION}: pip uninstall {FOREIGN}, then pip install --force-reinstall "
+        f"--no-deps {DISTRIBUTION}"
+    )
+
+
 def require(package: str, extra: str, *, what: str) -> None:
     """Raise if an optional package is not installed, and name the extra that installs it.
 
@@ -77,4 +98,4 @@ def require(package: str, extra: str, *, what: str) -> None:
     """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise ValueError(f"{what}: needs {package}: pip install 'dat[{extra}]'")
+        raise ValueError(f"{what}: needs {package}: pip install 'dat-robust[{extra}]'")

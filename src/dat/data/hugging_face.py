@@ -1,6 +1,6 @@
 """Data sets of the Hugging Face hub: `data.name: hf/cifar10`, or an object of their library.
 
-Needs `datasets` (pip install 'dat[hf]'), which downloads and caches; no code of a data set is run.
+Needs `datasets` (pip install 'dat-robust[hf]'), which downloads and caches; no code of a data set is run.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def list_hub(name: str, test_share: float) -> tuple[Listing, Listing]:
         import datasets
     except ImportError:
         raise ValueError(
-            f"data.name = {name}: needs the package datasets: pip install 'dat[hf]'"
+            f"data.name = {name}: needs the package datasets: pip install 'dat-robust[hf]'"
         ) from None
     try:
         splits = datasets.load_dataset(name.removeprefix(PREFIX))

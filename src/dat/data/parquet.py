@@ -1,6 +1,6 @@
 """Pictures in Parquet files as on the Hugging Face hub: a column of bytes and one of labels.
 
-Needs pyarrow (`pip install 'dat[parquet]'`). Every worker keeps the encoded pictures in memory;
+Needs pyarrow (`pip install 'dat-robust[parquet]'`). Every worker keeps the encoded pictures in memory;
 `dat data shard` writes them to files.
 """
 
@@ -121,5 +121,5 @@ def _arrow() -> Any:
     try:
         from pyarrow import parquet
     except ImportError:
-        raise ValueError("Parquet files need pyarrow: pip install 'dat[parquet]'") from None
+        raise ValueError("Parquet files need pyarrow: pip install 'dat-robust[parquet]'") from None
     return parquet

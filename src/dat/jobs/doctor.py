@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from dat.core import devices
+from dat.core.imports import name_clash
 from dat.distributed.world import backends, default_backend
 from dat.kernels.native import load
 
@@ -55,7 +56,8 @@ def check_machine() -> list[Finding]:
 def _software() -> Iterator[Finding]:
     from dat import __version__
 
-    yield Finding("software", "dat", __version__)
+    clash = name_clash()
+    yield Finding("software", "dat", __version__, BAD if clash else OK, clash)
     yield Finding("software", "Python", f"{platform.python_version()} ({sys.executable})")
     major, minor = map(int, torch.__version__.split(".")[:2])
     old = (major, minor) < (2, 13)
@@ -229,5 +231,5 @@ def _disk() -> Iterator[Finding]:
 def _extras() -> Iterator[Finding]:
     for module, (use, extra) in EXTRAS.items():
         installed = importlib.util.find_spec(module) is not None
-        advice = "" if installed else f'pip install "dat[{extra}]"'
+        advice = "" if installed else f'pip install "dat-robust[{extra}]"'
         yield Finding("extras", use, "installed" if installed else "not installed", OK, advice)
