@@ -1,6 +1,7 @@
 """Data sets of the Hugging Face hub: `data.name: hf/cifar10`, or an object of their library.
 
-Needs `datasets` (pip install 'dat-robust[hf]'), which downloads and caches; no code of a data set is run.
+Needs `datasets` (pip install 'dat-robust[hf]'), which downloads and caches; no code of a data set
+is run.
 """
 
 from __future__ import annotations

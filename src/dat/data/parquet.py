@@ -1,7 +1,7 @@
 """Pictures in Parquet files as on the Hugging Face hub: a column of bytes and one of labels.
 
-Needs pyarrow (`pip install 'dat-robust[parquet]'`). Every worker keeps the encoded pictures in memory;
-`dat data shard` writes them to files.
+Needs pyarrow (`pip install 'dat-robust[parquet]'`). Every worker keeps the encoded pictures in
+memory; `dat data shard` writes them to files.
 """
 
 from __future__ import annotations
