@@ -1,0 +1,53 @@
+"""The self-test job: joins the workers, runs the checks, and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from dat.core import devices
+from dat.distributed import World
+from dat.tools.selftest.machine import describe
+from dat.tools.selftest.registry import Check
+from dat.tools.selftest.report import Report
+from dat.tools.selftest.result import Context
+from dat.tools.selftest.runner import Outcome, Runner
+
+
+def selftest(
+    checks: Sequence[Check], *, device: str, timeout: float, file: str | None, seed: int = 0
+) -> bool:
+    """Run checks on every worker; the first one writes the report. Returns whether none failed."""
+    world = World.join(device=device, timeout=_group_timeout(device, timeout))
+    names = [check.name for check in checks]
+    report = Report(describe(world), names, seed, file if world.first else None)
+    runner = Runner(
+        context=Context(world, seed),
+        timeout=2 * timeout,
+        on_outcome=report.add,
+        on_hang=partial(_show, report, world),
+    )
+    report.write()  # names the first check, should the process die in it
+    outcomes = runner.run(checks)
+    _show(report, world)
+    _leave(world, outcomes)
+    return not report.failures
+
+
+def _group_timeout(device: str, timeout: float) -> float:
+    """The timeout of collectives. gloo raises an error that is reported, NCCL ends the process: on
+    accelerators the self-test's own limit has to come first."""
+    on_cpu = device == "cpu" or devices.accelerator() is None
+    return timeout if on_cpu else 10 * timeout
+
+
+def _show(report: Report, world: World) -> None:
+    if world.first:
+        report.show()
+
+
+def _leave(world: World, outcomes: Sequence[Outcome]) -> None:
+    """Wait until rank 0 has reported: a launcher ends all workers when one exits with an error."""
+    if not any(outcome.result.raised for outcome in outcomes):
+        world.barrier()
+    world.close()
