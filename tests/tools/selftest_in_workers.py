@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -231,7 +232,8 @@ def vanishing_bfloat16(patch: pytest.MonkeyPatch) -> None:
 
 
 def stopped_clock(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(link.time, "perf_counter", lambda: 1.0)
+    clock = SimpleNamespace(perf_counter=lambda: 1.0)
+    patch.setattr(link, "time", clock)
 
 
 def stopped_clock_of_steps(patch: pytest.MonkeyPatch) -> None:

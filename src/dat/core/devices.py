@@ -283,6 +283,10 @@ def by_device(device: torch.device, *, cpu: int, accelerator: int) -> int:
     return accelerator if is_accelerator(device) else cpu
 
 
+def has_float64(device: torch.device) -> bool:
+    return device.type != "mps"
+
+
 def compiles_by_default(device: torch.device) -> bool:
     """Whether `torch.compile` gains much: on CPUs it gains nothing beyond folding."""
     return is_accelerator(device) and device.type != "mps"

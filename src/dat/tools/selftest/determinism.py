@@ -99,7 +99,7 @@ def _network(context: Context) -> nn.Module:
         return nn.Sequential(
             *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
             *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
-            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4)),
+            *(nn.Flatten(), nn.Linear(32 * 4 * 4, 4)),
         )
 
 

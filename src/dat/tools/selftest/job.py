@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from dat.core import devices
@@ -11,7 +13,10 @@ from dat.tools.selftest.machine import describe
 from dat.tools.selftest.registry import Check
 from dat.tools.selftest.report import Report
 from dat.tools.selftest.result import Context
-from dat.tools.selftest.runner import Outcome, Runner
+from dat.tools.selftest.runner import GRACE, POLL_INTERVAL, Runner
+
+REPORTED = "selftest/reported"
+"""Set in the store when rank 0 has reported."""
 
 
 def selftest(
@@ -28,9 +33,9 @@ def selftest(
         on_hang=partial(_show, report, world),
     )
     report.write()  # names the first check, should the process die in it
-    outcomes = runner.run(checks)
+    runner.run(checks)
     _show(report, world)
-    _leave(world, outcomes)
+    _leave(world)
     return not report.failures
 
 
@@ -46,8 +51,14 @@ def _show(report: Report, world: World) -> None:
         report.show()
 
 
-def _leave(world: World, outcomes: Sequence[Outcome]) -> None:
-    """Wait until rank 0 has reported: a launcher ends all workers when one exits with an error."""
-    if not any(outcome.result.raised for outcome in outcomes):
-        world.barrier()
+def _leave(world: World) -> None:
+    """Wait until rank 0 has reported: a launcher ends all workers when one exits with an error. The
+    process group may be broken, so they wait through the store."""
+    assert world.store is not None
+    deadline = time.monotonic() + GRACE
+    with suppress(RuntimeError):  # the store has gone with its host, which has reported
+        if world.first:
+            world.store.set(REPORTED, "")
+        while not world.store.check([REPORTED]) and time.monotonic() < deadline:
+            time.sleep(POLL_INTERVAL)
     world.close()

@@ -30,8 +30,8 @@ def rng(context: Context) -> Result:
     index = torch.tensor([0, 1, 2**32 - 1, 2**32, 2**40 + 7])
     key, shape = context.key("rng"), torch.Size((5, 3, 11, 7))
     for dtype in (torch.float32, torch.float64):
-        if dtype == torch.float64 and context.device.type == "mps":
-            continue  # has no float64
+        if dtype == torch.float64 and not devices.has_float64(context.device):
+            continue
         first = Streams(0, torch.zeros(1, dtype=torch.int64, device=context.device))
         numbers = first.uniform(torch.Size((1, 4)), dtype).cpu().flatten()
         published = torch.tensor([(word >> 8) * 2.0**-24 for word in PHILOX_ZERO], dtype=dtype)

@@ -27,6 +27,9 @@ DELAY = 0.1
 SIDE, PRODUCTS = 4096, 16
 """Matrix products that keep an accelerator busy for about as long."""
 
+ROUNDING = 1e-5
+"""Relative error of a sum of floats; codes of 8 bits are off by up to 4e-3."""
+
 
 def order(context: Context) -> Result:
     """The gradients of slow steps, read at once, against those of fully synchronized steps."""
@@ -38,7 +41,8 @@ def order(context: Context) -> Result:
         expected = _gradients(context, bits, plain, slow=False)
         actual = _gradients(context, bits, slow, slow=True)
         for step, (one, other) in enumerate(zip(actual, expected, strict=True)):
-            wrong = (one != other).sum().item()
+            limit = ROUNDING * other.abs().max()  # an all-reduce may add up in another order
+            wrong = int((~((one - other).abs() <= limit)).sum())
             if wrong:
                 return failed(
                     f"{name}: {wrong} of {len(one)} gradients of step {step} were read before "

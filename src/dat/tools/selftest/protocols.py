@@ -27,6 +27,7 @@ from dat.distributed import (
     Quantizer,
     Reducer,
     Server,
+    World,
 )
 from dat.distributed.wire_format import Slot, spans
 from dat.tools.selftest.result import Context, Result, failed, passed
@@ -57,7 +58,7 @@ class Case(NamedTuple):
 def protocols(context: Context) -> Result:
     """Every registered protocol with 32, 8 and 4 bits, as far as it supports them."""
     wrong, errors, count = {}, {}, 0
-    for number, case in enumerate(cases(context.world.size)):
+    for number, case in enumerate(cases(context.world)):
         exchange = _Exchanged.of(context, case, number)
         problem = exchange.problem()
         if different := context.same_on_all_workers(exchange.digest):
@@ -77,10 +78,12 @@ def protocols(context: Context) -> Result:
     )
 
 
-def cases(workers: int) -> list[Case]:
+def cases(world: World) -> list[Case]:
     """The registered protocols with every number of bits that they support."""
+    workers = world.size
+    nodes = [n for n in sorted({1, 2, world.local_size, workers}) if workers % n == 0]
     variants: dict[str, Callable[[], Sequence[Protocol]]] = {
-        "hybrid": lambda: [Hybrid(inside=n) for n in range(1, workers + 1) if workers % n == 0],
+        "hybrid": lambda: [Hybrid(inside=inside) for inside in nodes],
         "server": lambda: [Server(rank=rank) for rank in sorted({0, workers - 1})],
     }
     chosen = []

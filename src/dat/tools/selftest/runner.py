@@ -122,7 +122,10 @@ class Runner:
 
     def _end_hanging(self, number: int, checks: Sequence[Check], start: float) -> None:
         """Report the check that hangs and end the process, whatever its main thread waits for."""
-        published = self._published(number)
+        try:
+            published = self._published(number)
+        except RuntimeError:  # the store is gone with its host
+            published = [None] * self.world.size
         missing = [rank for rank, result in enumerate(published) if result is None]
         raised = [result.detail for result in published if result is not None and result.raised]
         cause = f"; another worker failed: {raised[0]}" if raised else ""
