@@ -21,7 +21,7 @@ from dat.tools.selftest.result import FAIL, INFO, PASS, SKIP, Result
 from dat.tools.selftest.runner import Outcome
 from tests.cli.test_cli import call
 from tests.tools import selftest_in_workers
-from tests.workers.conftest import DAT, run
+from tests.workers.conftest import DAT, run, start, torchrun
 from tests.workers.forked import Forked, run_workers
 
 NAMES = [check.name for check in CHECKS]
@@ -53,6 +53,14 @@ def leaks(text: str, folder: Path) -> list[str]:
     """What a report must not say of a user's machine."""
     private = (socket.gethostname(), str(Path.home()), str(folder), str(Path(__file__).parents[2]))
     return [word for word in private if word in text]
+
+
+@pytest.mark.slow
+def test_it_passes_under_torchrun(tmp_path: Path) -> None:
+    words = ("selftest", "--only", "environment,protocols,determinism", "--json", "report.json")
+    result = start([*torchrun(2), *words], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "report.json").read_text())["machine"]["workers"] == 2
 
 
 def test_some_checks_by_name(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from contextlib import suppress
 from functools import partial
 
 from dat.core import devices
-from dat.distributed import World
+from dat.core.rng import derive
+from dat.distributed import WorkerError, World
 from dat.tools.selftest.machine import describe
 from dat.tools.selftest.registry import Check
 from dat.tools.selftest.report import Report
@@ -24,10 +25,12 @@ def selftest(
 ) -> bool:
     """Run checks on every worker; the first one writes the report. Returns whether none failed."""
     world = World.join(device=device, timeout=_group_timeout(device, timeout))
-    names = [check.name for check in checks]
+    context, names = Context(world, seed), [check.name for check in checks]
+    if context.same_on_all_workers(derive(seed, " ".join(names))):
+        raise WorkerError("--only: must be the same on all nodes")
     report = Report(describe(world), names, seed, file if world.first else None)
     runner = Runner(
-        context=Context(world, seed),
+        context=context,
         timeout=2 * timeout,
         on_outcome=report.add,
         on_hang=partial(_show, report, world),
