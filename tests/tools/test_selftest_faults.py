@@ -41,7 +41,7 @@ def test_details_name_what_is_wrong(found: list[dict[str, Any]]) -> None:
     details = {fault: outcome["detail"] for fault, outcome in found[0].items()}
     assert "bucket, 5 bits: encode: 1 of" in details["one_wrong_bit"]
     assert "decode, subtract" in details["wrong_decoder"]
-    assert "chunked" in details["dropped_last"] and "last 4103" in details["dropped_last"]
+    assert "chunked" in details["dropped_last"] and "last 5863" in details["dropped_last"]
     assert "gather" in details["kept_own_first"]
     assert "biased" in details["biased"]
     assert "workers 1 differ" in details["different_replicas"]

@@ -273,7 +273,7 @@ def driver_version() -> str | None:
 
 def nccl_version() -> str | None:
     """The version of NCCL, or of RCCL, that torch is built with."""
-    if not torch.distributed.is_nccl_available():
+    if not hasattr(torch._C, "_nccl_version"):
         return None
     return ".".join(map(str, torch.cuda.nccl.version()))
 

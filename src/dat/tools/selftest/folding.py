@@ -53,10 +53,9 @@ def _trained_looking(context: Context, name: str, width: int) -> tuple[nn.Module
                 for tensor, low in ((module.weight, 0.5), (module.bias, -0.3)):
                     spread = torch.rand(tensor.shape, generator=generator)
                     tensor.copy_(low + spread)
-        x = torch.rand(16, 3, 16, 16, generator=generator).to(context.device)
+        x = torch.rand(8, 3, 16, 16, generator=generator).to(context.device)
         model.train()
-        for _ in range(3):
-            model(x)
+        model(x)
     return model, x
 
 

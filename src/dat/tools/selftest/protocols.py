@@ -38,7 +38,7 @@ BUCKETS: tuple[tuple[tuple[int, ...], ...], ...] = (
 )
 """The shapes of the tensors in each bucket, in order of their place in the gradient."""
 BITS = (32, 8, 4)
-ROUNDS = 16
+ROUNDS = 8
 """Exchanges whose mean has to be close to the exact sum."""
 GUARD = 64
 """Values before and after a bucket, which must not change."""
