@@ -44,6 +44,7 @@ ANSWERED = {
     "launch kubernetes digits --nodes 2 --image dat:1": "kind: TrainJob",
     "launch ray digits --nodes 2": "TorchTrainer",
     "new mine": "mine/recipe.yaml",
+    "selftest --list": "protocols",
     "reproduce": "table1",
     "reproduce table4 --dry-run --runs runs": "dat train",
 }
@@ -91,6 +92,8 @@ REFUSED = {
     "plan digits --sweep nosuch": "--sweep nosuch: must be one or more of",
     "reproduce table9": "unknown study 'table9'",
     "doctor now": "unexpected argument now",
+    "selftest --only nosuch": "--only nosuch: unknown",
+    "selftest --json nothere/report.json": "folder nothere does not exist",
     "bench attack --plot a.txt": "a.txt: a plot is written to",
     "bench attack --against nosuch": "--against nosuch: unknown",
     "bench step --plot a.txt": "a.txt: a plot is written to",

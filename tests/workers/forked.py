@@ -45,6 +45,7 @@ LOADED = (
         "dat.jobs.selftrain",
         "dat.evaluation.certification",
         "dat.tools.bench",
+        "dat.tools.selftest.job",
     ),
     *("dat.config.recipes", "sklearn.datasets", "rich._emoji_codes"),
     *("torch._dynamo", "torch.utils.tensorboard", "torch.nn.parallel.distributed", "pytest"),

@@ -19,10 +19,18 @@ class Commands:
     def __init__(self, parsers: Any) -> None:
         self.parsers = parsers
 
-    def add(self, name: str, run: Command, help: str, examples: str) -> argparse.ArgumentParser:
-        """Add a command with one line of help and some examples."""
+    def add(
+        self, name: str, run: Command, help: str, examples: str, *, json_file: str = ""
+    ) -> argparse.ArgumentParser:
+        """Add a command with one line of help and some examples. With `json_file`, the help of
+        `--json`, that option may name a file; without one it is `-`."""
         command = describe(self._parser(name, help), f"{help[0].upper()}{help[1:]}.", examples)
-        command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+        if json_file:
+            command.add_argument("--json", nargs="?", const="-", metavar="FILE", help=json_file)
+        else:
+            command.add_argument(
+                "--json", action="store_true", help="print JSON instead of a table"
+            )
         command.set_defaults(run=run)
         return command
 

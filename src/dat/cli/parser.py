@@ -24,6 +24,7 @@ from dat.cli import (
     recipes,
     report,
     reproduce,
+    selftest,
     selftrain,
     sweep,
     train,
@@ -35,7 +36,7 @@ COMMANDS = (
     *(evaluate, sweep, certify, export),
     *(compare, report, recipes, config, reproduce),
     *(data, profile, plan, bench),
-    *(new, doctor, completion),
+    *(new, doctor, selftest, completion),
 )
 """In the order of `dat --help`."""
 

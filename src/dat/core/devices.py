@@ -8,8 +8,10 @@ nothing.
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dat.core.lazy import torch
@@ -89,6 +91,11 @@ def dispatch_key(device: torch.device) -> str:
     """What torch's dispatcher calls this kind of device."""
     keys = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}
     return keys.get(device.type, "PrivateUse1")
+
+
+def tf32_allowed() -> bool:
+    """Whether TF32 is allowed for any of them."""
+    return any(part.fp32_precision == "tf32" for part in _float32_settings())
 
 
 def _float32_settings() -> tuple[Any, ...]:
@@ -258,9 +265,32 @@ def runtime_version() -> str | None:
     return torch.version.cuda or torch.version.hip
 
 
+def driver_version() -> str | None:
+    """The version of NVIDIA's or AMD's driver, if this machine has one and says so."""
+    with suppress(OSError):
+        return Path("/sys/module/amdgpu/version").read_text().strip()
+    command = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip().partition("\n")[0]
+
+
+def nccl_version() -> str | None:
+    """The version of NCCL, or of RCCL, that torch is built with."""
+    if not hasattr(torch._C, "_nccl_version"):
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))
+
+
 def by_device(device: torch.device, *, cpu: int, accelerator: int) -> int:
     """A size that is tuned separately for CPUs and accelerators."""
     return accelerator if is_accelerator(device) else cpu
+
+
+def has_float64(device: torch.device) -> bool:
+    return device.type != "mps"
 
 
 def compiles_by_default(device: torch.device) -> bool:

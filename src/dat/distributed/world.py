@@ -144,16 +144,12 @@ class World:
             backend = default_backend(local_device)
         _check_backend(backend, local_device)
         store, rank, size = _open_store(timeout)
-        limit = timedelta(seconds=timeout)
-        bound = local_device if devices.is_accelerator(local_device) else None
-        dist.init_process_group(
-            backend, timeout=limit, store=store, rank=rank, world_size=size, device_id=bound
-        )
         own = PrefixStore("dat", store)
         world = cls(
             rank, size, local_device, backend, True, timeout, own, process_settings=settings
         )
         world = replace(world, local_rank=local_rank, local_size=local_size)
+        world._create_group(store)
         atexit.register(world.close)  # a script that never closes its world must exit cleanly
         if size > 1:
             threading.Thread(
@@ -253,6 +249,24 @@ class World:
         atexit.unregister(self.close)
         if self.owner and dist.is_initialized():
             dist.destroy_process_group()
+
+    def replace_group(self, name: str) -> None:
+        """Leave the process group and create a new one, after a failed collective; all workers
+        call it, with a name that was not used before. Needs the group that `join` created."""
+        assert self.owner and self.store is not None
+        dist.destroy_process_group()
+        self._create_group(PrefixStore(name, self.store))
+
+    def _create_group(self, store: Store) -> None:
+        bound = self.device if devices.is_accelerator(self.device) else None
+        dist.init_process_group(
+            self.backend,
+            timeout=timedelta(seconds=self.timeout),
+            store=store,
+            rank=self.rank,
+            world_size=self.size,
+            device_id=bound,
+        )
 
     def _diagnose_loss(self, error: RuntimeError) -> LostWorker:
         """Find the lost workers with a liveness check through the store."""

@@ -49,8 +49,13 @@ class Finding(NamedTuple):
 
 def check_machine() -> list[Finding]:
     """Run all checks that this system supports."""
-    areas = (_software, _processor, _devices, _kernels, _network, _disk, _extras)
+    areas = (_software, _processor, _devices, _kernels, _network, _disk, _extras, _next_step)
     return [finding for area in areas for finding in area()]
+
+
+def _next_step() -> Iterator[Finding]:
+    advice = "dat selftest computes on this hardware and compares: a minute or two"
+    yield Finding("results", "correctness", "not tested here", NOTE, advice)
 
 
 def _software() -> Iterator[Finding]:
@@ -130,6 +135,18 @@ def _kernels() -> Iterator[Finding]:
 
 
 def _built(module: str, use: str) -> Finding:
+    """Whether a kernel works, for `dat doctor`."""
+    if built(module):
+        return Finding("kernels", use, "works")
+    if (
+        module == "dat.kernels.convolve._kernel"
+        and torch.backends.cpu.get_cpu_capability() != "AVX2"
+    ):
+        return Finding("kernels", use, "not used", OK, "for AVX2 without AVX-512")
+    return Finding("kernels", use, "does not load", BAD, "another version: reinstall DAT")
+
+
+def built(module: str) -> bool:
     """Whether a kernel loads, in the version that its own loader requires."""
     from dat.kernels.convolve.kernel import available as convolves
     from dat.kernels.native import VERSION
@@ -142,14 +159,7 @@ def _built(module: str, use: str) -> Finding:
         "dat.kernels._optimizer": lalr,
         "dat.kernels.convolve._kernel": lambda: convolves() or None,
     }
-    if loaders[module]() is not None:
-        return Finding("kernels", use, "works")
-    if (
-        module == "dat.kernels.convolve._kernel"
-        and torch.backends.cpu.get_cpu_capability() != "AVX2"
-    ):
-        return Finding("kernels", use, "not used", OK, "for AVX2 without AVX-512")
-    return Finding("kernels", use, "does not load", BAD, "another version: reinstall DAT")
+    return loaders[module]() is not None
 
 
 def _first_line(*command: str) -> str:

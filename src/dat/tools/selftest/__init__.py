@@ -1,0 +1,1 @@
+"""`dat selftest`: an acceptance test of this hardware, whose report users attach to an issue."""
