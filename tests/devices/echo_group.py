@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, ReduceOp, _create_work_from_future
 from torch.futures import Future
@@ -184,13 +186,26 @@ def _create(store: object, rank: int, size: int, timeout: object) -> EchoGroup:
 
 
 @contextmanager
-def echo_world(rank: int, size: int, devices: Sequence[str] = ("cpu",)) -> Iterator[list[Collective]]:
+def echo_world(
+    rank: int, size: int, devices: Sequence[str] = ("cpu",)
+) -> Iterator[list[Collective]]:
     """Be worker `rank` of `size`; the others are echoes. Yields the log of collectives."""
     if "echo" not in dist.Backend.backend_list:
         dist.Backend.register_backend("echo", _create, devices=list(devices))
     EchoGroup.log = []
     dist.init_process_group("echo", store=HashStore(), rank=rank, world_size=size)
     try:
-        yield EchoGroup.log
+        with patch.object(functional, "all_gather_single", _gather_shards):
+            yield EchoGroup.log
     finally:
         dist.destroy_process_group()
+
+
+def _gather_shards(shard: Tensor, gather_dim: int, group: tuple[Any, int], tag: str = "") -> Tensor:
+    """What a sharded tensor calls. torch's own function does not reach groups written in Python."""
+    assert gather_dim == 0
+    mesh, mesh_dim = group
+    members = mesh.get_group(mesh_dim)
+    whole = shard.new_empty((members.size() * len(shard), *shard.shape[1:]))
+    dist.all_gather_single(whole, shard.contiguous(), group=members)
+    return whole
