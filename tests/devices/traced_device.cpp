@@ -149,8 +149,9 @@ at::Tensor on_device(const at::Tensor& result, const std::vector<at::Tensor>& in
 
 // An operation has resized its empty output.
 void keep_resized(const at::Tensor& output, const at::Tensor& result) {
-  if (output.numel() || !result.numel()) return;
+  if (output.numel() || output.sizes() == result.sizes()) return;
   output.resize_(result.sizes());
+  if (!result.numel()) return;
   on_cpu(output).copy_(result);
   access(output, true);
 }
