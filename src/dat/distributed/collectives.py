@@ -92,6 +92,14 @@ def start_all_gather(tensor: Tensor, size: int, group: Any = None) -> tuple[Tens
     return rows, Started(work, (own, *views))
 
 
+def start_all_gather_single(output: Tensor, tensor: Tensor, group: Any = None) -> Started:
+    """Start to gather the tensors of all workers of the group into one, one after the other."""
+    gathered, own = output.detach(), tensor.detach()
+    IN_FLIGHT.hold(gathered, own)
+    work = dist.all_gather_single(gathered, own, group=group, async_op=True)
+    return Started(work, (gathered, own))
+
+
 def all_reduce(tensor: Tensor, group: Any = None, op: Any = dist.ReduceOp.SUM) -> None:
     """Reduce over the group, in place, and wait."""
     start_all_reduce(tensor, group, op).wait()

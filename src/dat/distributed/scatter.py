@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dat.core import devices
+from dat.distributed.collectives import start_all_gather_single
 from dat.distributed.quantizers import Quantizer
 from dat.distributed.shards import cut
 from dat.distributed.traffic import Ledger
@@ -47,7 +48,7 @@ class _Counted:
 
 
 class Gathering(_Counted):
-    """All-gather of a block's weights."""
+    """All-gather of a block's weights. An asynchronous one counts when it has ended."""
 
     def __call__(
         self,
@@ -56,11 +57,20 @@ class Gathering(_Counted):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        with self.flight((group.size() - 1) * input_tensor.nbytes, input_tensor):
-            work: dist.Work | None = dist.all_gather_single(
-                output_tensor, input_tensor, group=group, async_op=async_op
-            )
-        return work
+        sent = (group.size() - 1) * input_tensor.nbytes
+        if not async_op:
+            with self.flight(sent, input_tensor):
+                dist.all_gather_single(output_tensor, input_tensor, group=group)
+            return None
+        land, leaving = self.ledger.start_transfer(), sent if self.leaves else 0
+        gather = start_all_gather_single(output_tensor, input_tensor, group)
+
+        def count(gathered: torch.futures.Future[Any]) -> None:
+            gathered.value()  # raises the error of a failed collective
+            land(sent, leaving)
+
+        gather.then(count)
+        return gather.work
 
 
 class Scattering(_Counted):
