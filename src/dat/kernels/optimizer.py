@@ -1,5 +1,5 @@
-"""One optimizer step for many layers in one call: the binding of optimizer.c for the CPU, and of the
-Triton kernels for GPUs, which give the same bits.
+"""One optimizer step for many layers in one call: the binding of optimizer.c for the CPU, and of
+the Triton kernels for GPUs, which give the same bits.
 
 They support dense float32 layers, contiguous or channels-last. All other layers, and every layer if
 there is no kernel, are left to torch's foreach functions; the results agree up to rounding.

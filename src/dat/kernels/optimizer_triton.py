@@ -9,6 +9,7 @@ depend on exact division (`div_rn`), exact roots (`sqrt_rn`) and on products tha
 sums (the launch option `enable_fp_fusion=False`).
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 from __future__ import annotations
 
 import triton
@@ -43,24 +44,23 @@ def first_pass(
     classic LARS): those of theta first, then those of u, LANES for each block."""
     program = tl.program_id(0).to(tl.int64)
     layer = layers + COLUMNS * tl.load(blocks + 2 * program)
-    size = tl.load(layer + 4)
-    thetas = tl.load(layer).to(tl.pointer_type(tl.float32))
-    grads = tl.load(layer + 1).to(tl.pointer_type(tl.float32))
-    ms = tl.load(layer + 2).to(tl.pointer_type(tl.float32))
-    vs = tl.load(layer + 3).to(tl.pointer_type(tl.float32))
     tile = tl.program_id(1) * TILES + tl.arange(0, TILES)
     column = tl.arange(0, 8)[None, :]
     start = tl.load(blocks + 2 * program + 1) * BLOCK + tile[:, None] * TILE + column
+    left = tl.load(layer + 4) - start
+    thetas = tl.load(layer).to(tl.pointer_type(tl.float32)) + start
+    grads = tl.load(layer + 1).to(tl.pointer_type(tl.float32)) + start
+    ms = tl.load(layer + 2).to(tl.pointer_type(tl.float32)) + start
+    vs = tl.load(layer + 3).to(tl.pointer_type(tl.float32)) + start
     of_theta = tl.full((TILES, 8), 0, tl.float32)
     of_u = tl.full((TILES, 8), 0, tl.float32)
-    for step in range(0, TILE, 8):
-        i = start + step
-        inside = i < size
+    for i in range(0, TILE, 8):
+        inside = i < left
         theta = tl.load(thetas + i, mask=inside, other=0.0)
         u = tl.load(grads + i, mask=inside, other=0.0)
         if KIND != CLASSIC:
             m = tl.load(ms + i, mask=inside, other=0.0)
-            if first < 0.5:
+            if first < 0.5:  # noqa: SIM108 - Triton has no conditional expression at run time
                 m = m + first * (u - m)
             else:
                 m = u - (u - m) * first_rest
@@ -89,7 +89,7 @@ def add_lanes(sums, totals, count, lanes, BLOCKS: tl.constexpr):
     """Add up the first lanes of each of `count` blocks, in double precision; the others are 0."""
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     total = tl.full((BLOCKS,), 0, tl.float64)
-    for i in range(0, lanes):
+    for i in range(lanes):
         lane = tl.load(sums + block.to(tl.int64) * LANES + i, mask=block < count, other=0.0)
         total += lane.to(tl.float64)
     tl.store(totals + block, total, mask=block < count)
@@ -118,7 +118,7 @@ def write_ratios(
     parts = totals + tl.load(layer + 5, mask=exists, other=0)
     of_theta = tl.full((LAYERS,), 0, tl.float64)
     of_u = tl.full((LAYERS,), 0, tl.float64)
-    for i in range(0, most):
+    for i in range(most):
         inside = i < (size + BLOCK - 1) // BLOCK
         of_theta += tl.load(parts + i, mask=inside, other=0.0)
         of_u += tl.load(parts + blocks + i, mask=inside, other=0.0)

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -111,8 +112,11 @@ def _tables(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tables:
     layer = np.repeat(np.arange(len(table)), counts)
     blocks = np.column_stack([layer, np.arange(len(layer)) - first[layer]])
     table = np.insert(table, 5, first, axis=1)
-    on_device = [torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (table, blocks)]
-    return Tables(*on_device, int(table[:, 4].max()))
+    return Tables(_on(table, device), _on(blocks, device), int(table[:, 4].max()))
+
+
+def _on(table: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(table)).to(device)
 
 
 def _coefficients(

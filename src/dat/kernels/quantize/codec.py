@@ -120,7 +120,8 @@ class Codec:
                 self._threads,
             )
         else:
-            (triton_quantizer(x.device) or reference).encode(
+            kernels = triton_quantizer(x.device) or reference
+            kernels.encode(
                 x,
                 layout,
                 bits=self.bits,

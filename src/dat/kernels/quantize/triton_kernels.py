@@ -7,6 +7,7 @@ read and written byte by byte, as they need not be aligned. Bits depend on exact
 and on products that are not fused with sums (the launch option `enable_fp_fusion=False`).
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 from __future__ import annotations
 
 import triton
@@ -32,9 +33,10 @@ def measure_tiles(x, runs, blocks, parts, L2: tl.constexpr, TILES: tl.constexpr)
     begin = number * group + tile % tiles_per_group * TILE
     end = tl.minimum(tl.minimum(begin + TILE, (number + 1) * group), length)
     lane = begin[:, None] + tl.arange(0, 8)[None, :]
+    values, left = x + start + lane, end[:, None] - lane
     lanes = tl.full((TILES, 8), 0, tl.float64 if L2 else tl.int32)
-    for i in range(0, tl.minimum(group, TILE), 8):
-        value = tl.load(x + start + lane + i, mask=lane + i < end[:, None], other=0.0)
+    for i in range(0, tl.minimum(tl.minimum(group, length), TILE), 8):
+        value = tl.load(values + i, mask=i < left, other=0.0)
         if L2:
             lanes += value.to(tl.float64) * value.to(tl.float64)
         else:  # without their sign, the bits of floats sort like the floats, NaN last
@@ -66,7 +68,7 @@ def write_steps(parts, runs, blocks, message, levels, L2: tl.constexpr, GROUPS: 
     exists = number < (length + group - 1) // group
     first = parts + tl.load(run + 6) + number * tiles_per_group
     total = tl.full((GROUPS,), 0, tl.float64)
-    for i in range(0, tiles_per_group):
+    for i in range(tiles_per_group):
         part = tl.load(first + i, mask=exists, other=0.0)
         total = total + part if L2 else tl.where(part > total, part, total)
     measure = tl.sqrt(total) if L2 else total
@@ -209,7 +211,7 @@ def read_codes(
     total = tl.full((EIGHTS, 8), 0, tl.float32)
     if MODE != "set":
         total = tl.load(out + start + i, mask=inside, other=0.0)
-    for k in range(0, count):
+    for k in range(count):
         message = messages + k * stride.to(tl.int64)
         step = load_floats(message + floats + 8 * eight // group * 4, 8 * eight < length)[:, None]
         if BITS == 16:
@@ -252,7 +254,7 @@ def read_floats(
     total = tl.full((VALUES,), 0, tl.float32)
     if MODE != "set":
         total = tl.load(out + start + i, mask=inside, other=0.0)
-    for k in range(0, count):
+    for k in range(count):
         value = load_floats(messages + k * stride.to(tl.int64) + floats + 4 * i, inside)
         if MODE == "subtract":
             total = tl.where(k == 0, total - value, total + value)
