@@ -249,14 +249,14 @@ def overlaid(count: int, bits: int) -> MessageLayout:
 
 
 def extremes(count: int) -> Tensor:
-    """Rows of eight, whose largest value comes first; in the last rows it is the largest float, or
-    a little below: there the inverse of a step has fewer digits."""
+    """Rows of eight, whose largest value comes first. In most it is the largest float, or up to 13
+    units in the last place below, or minus that: there the inverse of a step has fewer digits."""
     x = normal(8 * count).view(count, 8)
     x[:, 0] = x.abs().amax(1) * x[:, 0].sign()
-    huge = torch.full((count // 2,), LARGEST)
-    for i in range(1, len(huge)):
-        huge[i:] = torch.nextafter(huge[i:], torch.zeros(1))
-    x[-len(huge) :, 0] = huge
+    huge = (torch.tensor(LARGEST).view(torch.int32) - torch.arange(14, dtype=torch.int32)).view(
+        torch.float32
+    )
+    x[:14, 0], x[14:28, 0] = huge, -huge
     return x.flatten()
 
 
@@ -264,7 +264,7 @@ def extremes(count: int) -> Tensor:
 def test_the_largest_dither_does_not_overflow_the_largest_value(launch: Any, bits: int) -> None:
     weyl = torch.tensor(TOP_DITHER * reference.WEYL & reference.MASK)
     assert int(reference._mix(weyl, 0)) >> 11 == 2**21 - 1
-    quantizer, layout, x = Buckets(bits=bits, size=8), overlaid(30, bits), extremes(30)
+    quantizer, layout, x = Buckets(bits=bits, size=8), overlaid(32, bits), extremes(32)
     check_same(launch, quantizer, x, layout, key=0, modes=("set",))
     codec = Codec(quantizer, threads=1)
     message, out = torch.zeros(layout.size, dtype=torch.uint8), torch.zeros(len(x))
@@ -279,7 +279,7 @@ def test_the_largest_dither_does_not_overflow_the_largest_value(launch: Any, bit
 @pytest.mark.parametrize("bits", [2, 8])
 def test_an_inexact_step_does_not_overflow_a_code(launch: Any, bits: int) -> None:
     """As if a device divided inexactly: steps that are two units in the last place too small."""
-    quantizer, layout, x = Buckets(bits=bits, size=8), overlaid(20, bits), extremes(20)
+    quantizer, layout, x = Buckets(bits=bits, size=8), overlaid(32, bits), extremes(32)
     codec = Codec(quantizer, threads=1)
     message = torch.zeros(layout.size, dtype=torch.uint8)
     codec.measure(x, layout, message)
