@@ -6,7 +6,6 @@ import ctypes
 import importlib.util
 import itertools
 import math
-import shutil
 import warnings
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
@@ -610,32 +609,6 @@ def test_what_comes_back_is_within_a_step(
 
 
 # --------------------------------------------------------------------------- other machines
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_the_compiled_reference_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is compiled on CUDA alone; here the same code is compiled for the CPU."""
-    x = normal(16 * 64)
-    x[64:128] *= 1e-40
-    x[128:192] = 0.0
-    x[200], x[270] = torch.nan, -torch.inf
-    for bits in (4, 8, 16):  # 4 and 8 share one compilation
-        quantizer = Buckets(bits=bits, size=64)
-        layout = message_layout(spans([Slot((16, 64), 1000)], quantizer), bits)
-        results = []
-        for compiled in (False, True):
-            with monkeypatch.context() as patch:
-                if compiled:
-                    patch.setattr(
-                        reference, "_compiled", lambda code, _device: reference._compiler(code)
-                    )
-                message = reference_message(quantizer, x, layout)
-                out = torch.zeros(len(x))
-                reference.decode(message, layout, bits=bits, mode="set", out=out)
-            results.append((message, bits_of(out)))
-        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.usefixtures("native")

@@ -298,6 +298,13 @@ def compiles_by_default(device: torch.device) -> bool:
     return is_accelerator(device) and device.type != "mps"
 
 
+def supports_triton(device: torch.device) -> bool:
+    """Whether our Triton kernels are compiled for this device; Triton itself may be missing."""
+    if device.type != "cuda":
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (7, 0)
+
+
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
     """Mixed precision on this device."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)

@@ -1,13 +1,15 @@
-"""Encodes and decodes messages: with the native kernel on the CPU, in torch elsewhere."""
+"""Encodes and decodes messages: with the native kernel on the CPU, with Triton on GPUs, in torch
+elsewhere. All give the same bits."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 import os
 import warnings
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,10 +20,10 @@ from dat.kernels.quantize.layout import MessageLayout
 
 NORM_CODES = {"max": 0, "l2": 1, "given": 2}
 MODE_CODES = {"set": 0, "add": 1, "subtract": 2}
-VERSION = 1
+VERSION = 2
 """Version of the C interface; must equal `dat_version` in kernel.c."""
 AVOID = "DAT_NO_KERNEL"
-"""Environment variable that disables the native kernel."""
+"""Environment variable that disables the native kernel and the Triton kernels."""
 
 
 @cache
@@ -39,13 +41,32 @@ def library() -> ctypes.CDLL | None:
             reason = "it was built from another version of DAT"
     except (OSError, AttributeError) as error:
         reason = str(error)
-    if os.environ.get("RANK", "0") == "0":  # warn once, not once per worker
-        warnings.warn(
-            f"no native quantizer ({reason}): falling back to torch, which is much slower. "
-            "Install gcc, then reinstall DAT",
-            stacklevel=2,
-        )
+    _warn(
+        f"no native quantizer ({reason}): falling back to torch, which is much slower. "
+        "Install gcc, then reinstall DAT"
+    )
     return None
+
+
+@cache
+def triton_quantizer(device: torch.device) -> Any:
+    """The module with the Triton kernels; `None` on the CPU, and where they cannot run."""
+    if os.environ.get(AVOID) or not devices.is_accelerator(device):
+        return None
+    advice = f"Triton does not support this {device.type.upper()} device"
+    if devices.supports_triton(device):
+        try:
+            return importlib.import_module("dat.kernels.quantize.triton_launch")
+        except ImportError as error:
+            advice = f"{error}. Install triton"
+    _warn(f"no Triton quantizer: falling back to torch, which is much slower. {advice}")
+    return None
+
+
+def _warn(message: str) -> None:
+    """Warn once, not once per worker."""
+    if os.environ.get("RANK", "0") == "0":
+        warnings.warn(message, stacklevel=3)
 
 
 class Coding(Protocol):
@@ -82,7 +103,9 @@ class Codec:
                 *(NORM_CODES[self._norm], _pointer(message), self._threads),
             )
         else:
-            reference.measure(x, layout, self.levels, self._norm, message)
+            (triton_quantizer(x.device) or reference).measure(
+                x, layout, self.levels, self._norm, message
+            )
 
     def encode(
         self, x: Tensor, layout: MessageLayout, message: Tensor, key: int, *, measured: bool = False
@@ -97,7 +120,8 @@ class Codec:
                 self._threads,
             )
         else:
-            reference.encode(
+            kernels = triton_quantizer(x.device) or reference
+            kernels.encode(
                 x,
                 layout,
                 bits=self.bits,
@@ -127,6 +151,8 @@ class Codec:
                 *(self.bits, MODE_CODES[mode]),
                 *(_pointer(out), self._threads),
             )
+        elif kernels := triton_quantizer(out.device):
+            kernels.decode(messages, layout, bits=self.bits, mode=mode, out=out)
         else:
             for message in messages:
                 reference.decode(message, layout, bits=self.bits, mode=mode, out=out)

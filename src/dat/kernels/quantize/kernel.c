@@ -184,9 +184,11 @@ CORE void encode_core(const float *x, int n, float step, int bits, int levels, i
     float scaled[TILE];
     uint8_t *codes = bits == 8 ? out : narrow;
     uint32_t weyl = (uint32_t)key + position * WEYL, high = (uint32_t)(key >> 32);
-    if (step < 0x1p-100f) { /* its inverse could overflow; this scaling is exact */
-        for (int i = 0; i < n; i++) scaled[i] = x[i] * 0x1p+100f;
-        x = scaled, step *= 0x1p+100f;
+    if (step < 0x1p-100f || step > 0x1p+126f) {
+        /* its inverse could overflow or lose digits; this scaling does not change the quotient */
+        const float scale = step < 1 ? 0x1p+100f : 0.25f;
+        for (int i = 0; i < n; i++) scaled[i] = x[i] * scale;
+        x = scaled, step *= scale;
     }
     /* prefetch the next tile while this one is computed; this reads nothing beyond the end */
     for (int i = 0; i < TILE; i += 16) __builtin_prefetch(x + TILE + i);
@@ -264,7 +266,7 @@ static int plain = 0;
 #endif
 
 /* Version of the C interface, increased with every change; must equal VERSION in codec.py. */
-int32_t dat_version(void) { return 1; }
+int32_t dat_version(void) { return 2; }
 
 /* 1 disables AVX2, for tests. */
 void dat_plain(int32_t on) { plain = on; }

@@ -1,15 +1,12 @@
 """The quantizer in torch: the operations of kernel.c in the same order, so that both give the same
 bits.
 
-Used on other devices than the CPU, and where the kernel could not be built. On GPUs its inner
-functions are compiled.
+Used where neither kernel.c nor the Triton kernels can run. It is not compiled: torch.compile
+divides by approximate reciprocals on GPUs and fuses multiplications with additions, which gives
+other bits, and it needs Triton as well.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +19,9 @@ WEYL = 0x9E3779B9
 TILE = 512
 LANES = 8
 TINY = 2.0**-100
+HUGE = 2.0**126
+FEW = 64
+"""Up to this many terms are added one by one on an accelerator."""
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -52,9 +52,7 @@ def encode(
         if run.group:
             steps = _floats(message, run.floats, run.groups)
             values = _grouped(x[run.start : run.start + run.length], run)
-            code = _compiled(_codes, x.device)(
-                values, steps, run.position, bits, levels, random, key
-            )
+            code = _codes(values, steps, run.position, bits, levels, random, key)
             packed = _pack(code.flatten()[: run.length], bits)
             message[run.codes : run.codes + len(packed)] = packed
 
@@ -67,8 +65,7 @@ def decode(message: Tensor, layout: MessageLayout, *, bits: int, mode: str, out:
             steps = _floats(message, run.floats, run.groups)
             count = -(-run.length * bits // 8)
             code = _unpack(message[run.codes : run.codes + count], run.length, bits)
-            values = _compiled(_values, out.device)(_grouped(code, run), steps)
-            values = values.flatten()[: run.length]
+            values = _values(_grouped(code, run), steps).flatten()[: run.length]
         else:
             values = _floats(message, run.floats, run.length)
         if mode == "set":
@@ -80,7 +77,8 @@ def decode(message: Tensor, layout: MessageLayout, *, bits: int, mode: str, out:
 def _steps(x: Tensor, group: int, levels: int, norm: str) -> Tensor:
     """One step size per group, rounded up, so that no value exceeds the highest level."""
     norms = _max_norm(x, group) if norm == "max" else _l2_norm(x, group)
-    exact = norms / levels
+    # torch divides by a number on the host as a product with its reciprocal on GPUs
+    exact = norms / torch.full_like(norms, levels)
     step = exact.clamp(max=LARGEST).float()
     up = torch.nextafter(step, torch.full_like(step, torch.inf))
     step = torch.where(step.double() < exact.clamp(max=LARGEST), up, step)
@@ -93,15 +91,28 @@ def _max_norm(x: Tensor, group: int) -> Tensor:
 
 
 def _l2_norm(x: Tensor, group: int) -> Tensor:
-    """Sums over the lanes of a tile, then over tiles; `cumsum` adds in a fixed order."""
+    """Sums over the lanes of a tile, then over tiles."""
     rows = _padded(x.double().square(), group).view(-1, group)
     tile = TILE if group > TILE else group + -group % LANES
     tiles = torch.nn.functional.pad(rows, (0, -group % tile)).view(len(rows), -1, tile)
-    lanes = tiles.unflatten(2, (-1, LANES)).cumsum(2)[:, :, -1]
+    lanes = _sum_in_order(tiles.unflatten(2, (-1, LANES)).movedim(2, -1))
     a, b, c, d, e, f, g, h = lanes.unbind(-1)
-    sums = ((a + e) + (c + g)) + ((b + f) + (d + h))
-    norm: Tensor = sums.cumsum(1)[:, -1].sqrt()
-    return norm
+    return _sum_in_order(((a + e) + (c + g)) + ((b + f) + (d + h))).sqrt()
+
+
+def _sum_in_order(x: Tensor) -> Tensor:
+    """Sums over the last dimension, from the first term to the last.
+
+    `cumsum` adds in this order on the CPU, but not on GPUs: many terms are added on the CPU.
+    """
+    total: Tensor
+    if devices.is_accelerator(x.device) and x.shape[-1] <= FEW:
+        total = x[..., 0]
+        for i in range(1, x.shape[-1]):
+            total = total + x[..., i]
+        return total
+    total = x.cpu().cumsum(-1)[..., -1]
+    return total.to(x.device)
 
 
 def _codes(
@@ -109,15 +120,14 @@ def _codes(
 ) -> Tensor:
     """Every value in units of its group's step size, rounded."""
     broken = steps.isinf().unsqueeze(1)
-    tiny = steps < TINY
-    step = torch.where(tiny, steps * 2.0**100, steps)
-    inverse = torch.where(step > 0, 1.0 / step, 0.0).unsqueeze(1)
-    scaled = torch.where(tiny.unsqueeze(1), x * 2.0**100, x)
-    v = scaled * inverse
+    scale = torch.ones_like(steps).masked_fill_(steps < TINY, 2.0**100)
+    scale.masked_fill_(steps > HUGE, 0.25)
+    step = steps * scale
+    inverse = torch.where(step > 0, 1.0 / step, 0.0)
+    v = (x * scale.unsqueeze(1) * inverse.unsqueeze(1)).clamp(-levels, levels)
     position = torch.arange(x.numel(), device=x.device).view_as(x) + start
     drawn = _mix((key + position * WEYL) & MASK, key >> 32)
     if bits == 16:
-        v = v.clamp(-levels, levels)
         uniform = (drawn >> 8).float() * 2.0**-24 if random else 0.5
         floor = v.floor()
         code = floor.int() + (uniform < v - floor).int()
@@ -187,14 +197,3 @@ def _floats(message: Tensor, start: int, count: int) -> Tensor:
 
 def _bytes(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.uint8)
-
-
-@cache
-def _compiler(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    compiled: Callable[..., Any] = torch.compile(function, dynamic=True)
-    return compiled
-
-
-def _compiled(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
-    """Compiled on GPUs, where it becomes one kernel instead of thirty."""
-    return _compiler(function) if devices.compiles_by_default(device) else function
