@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -58,11 +59,11 @@ def made_from(*layers: nn.Module) -> nn.Sequential:
     return net
 
 
-def plain() -> nn.Module:
+def plain() -> nn.Sequential:
     return made_from(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))
 
 
-def normed() -> nn.Module:
+def normed() -> nn.Sequential:
     norm = nn.BatchNorm2d(8)
     return made_from(nn.Conv2d(1, 8, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))
 
@@ -185,9 +186,9 @@ def test_the_gradient_is_that_of_float32_where_it_would_underflow(
         net = made_from(nn.Flatten(), nn.Linear(36, 16), nn.Linear(16, 3), Times(1e-8, exact=True))
         return gradients(trainer(world, net, data=images, attack=NoAttack(), **settings, **others))
 
-    half = {"precision": "float16", "pieces": pieces}
+    half = Compute(precision="float16", pieces=pieces)
     exact = first(compute=Compute())
-    scaled, unscaled = (first(compute=Compute(**half), loss_scale=s) for s in (2.0**24, 1.0))
+    scaled, unscaled = (first(compute=half, loss_scale=s) for s in (2.0**24, 1.0))
     for name, gradient in exact.items():
         assert 0 < gradient.abs().max() < 1e-7
         assert (scaled[name] - gradient).norm() < 0.01 * gradient.norm(), name
@@ -394,7 +395,7 @@ def test_free_training_survives_an_overflow_of_the_images_gradient(world: World,
 
     inner.perturb = recorded  # type: ignore[method-assign]
     for step in range(6):
-        report = made.parts.take_step(0, step, lambda step=step: made._step(0, step))
+        report = made.parts.take_step(0, step, partial(made._step, 0, step))
         assert (report is None) is (step == at - 1)
     assert part.skipped == 1
     assert all(((x_adv - x).abs() <= EPS + 1e-6).all() for x, x_adv in started)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,11 @@ def step_by_step(world: World, *, place: str | None, **settings: Any) -> dict[st
         handles = []
         if step == AT and world.rank == FAULTY:
             if place == "weight":
-                handles.append(made.model.layers[0].weight.register_hook(_with_inf))
+                weight = made.model.get_parameter("layers.0.weight")
+                handles.append(weight.register_hook(_with_inf))
             else:
                 made.model.plant(place)
-        report = made.parts.take_step(0, step, lambda step=step: made._step(0, step))
+        report = made.parts.take_step(0, step, partial(made._step, 0, step))
         made.model.plant(None)
         for handle in handles:
             handle.remove()
