@@ -15,29 +15,44 @@ from torch import Tensor, nn
 from dat.attacks import FGSM, Free
 from dat.core.threat import ThreatModel
 from dat.data import ImageData
-from dat.distributed import Buckets, Gather, World, local_tensor
+from dat.distributed import (
+    Buckets,
+    Gather,
+    Ledger,
+    Protocol,
+    Quantizer,
+    Reducer,
+    World,
+    local_tensor,
+)
 from dat.optim import SGD
 from dat.train import Trainer
 from dat.train.engine import Compute
 from dat.train.loss_scaling import LossScale
 from tests.trainers import make_trainer
-from tests.workers.exchanges_in_workers import cases
+from tests.workers.exchanges_in_workers import LENGTH, cases, slots
 
 WORKERS, FAULTY, AT, STEPS = 3, 1, 2, 4
 """On one of the workers, the gradient overflows in one of the steps."""
-PLACES = ("weight", "output", "image")
-"""A single value in the gradient of a weight, of the last layer's output, or of an image."""
+VALUES = (1.0, float("inf"), float("-inf"), float("nan"))
+
+
+EXCHANGES = cases(WORKERS) | {"gather 16": (Buckets(bits=16), Gather())}
 
 
 def runs() -> dict[str, dict[str, Any]]:
     """Settings of a trainer, and where the gradient overflows."""
-    exchanges = cases(WORKERS) | {"gather 16": (Buckets(bits=16), Gather())}
-    every: dict[str, dict[str, Any]] = {
-        name: {"quantizer": quantizer, "protocol": protocol, "place": "weight"}
-        for name, (quantizer, protocol) in exchanges.items()
+    names = ("dense", "chunked feedback", "ring feedback", "gather vector")
+    some: dict[str, dict[str, Any]] = {
+        name: {
+            "quantizer": EXCHANGES[name][0],
+            "protocol": EXCHANGES[name][1],
+            "place": "weight",
+        }
+        for name in names
     }
     four = Buckets(bits=4)
-    return every | {
+    return some | {
         "sharded": {"shard": WORKERS, "place": "output"},
         "sharded, quantized": {"shard": WORKERS, "quantizer": four, "place": "output"},
         "synchronized batch norm": {"bn": "sync", "place": "output"},
@@ -49,7 +64,7 @@ def runs() -> dict[str, dict[str, Any]]:
 
 
 class Net(nn.Module):
-    """Its gradient overflows once, where `plant` says."""
+    """The gradient of an image or of the logits overflows where `plant` says."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +152,26 @@ def _weights(made: Trainer) -> str:
     return digest.hexdigest()
 
 
+def finite_sums(world: World, quantizer: Quantizer, protocol: Protocol) -> dict[str, bool]:
+    """Whether the sum of gradients is finite if one value of one worker is each of VALUES. Errors
+    would stay in the memories of error feedback, so these are reset."""
+    reducer = Reducer(quantizer, protocol, world, length=LENGTH, ledger=Ledger(world.device))
+    finite = {}
+    for value in VALUES:
+        gradient = torch.ones(LENGTH)
+        if world.rank == FAULTY:
+            gradient[LENGTH // 2] = value
+        finite[str(value)] = bool(reducer.sum(0, gradient, slots()).wait().isfinite().all())
+        for memory in reducer.memories or ():
+            memory.left.zero_()
+    reducer.close()
+    return finite
+
+
 def main(folder: Path) -> None:
     with World.join(device="cpu", threads=1) as world:
-        results = {name: step_by_step(world, **settings) for name, settings in runs().items()}
+        results: dict[str, Any] = {
+            name: step_by_step(world, **settings) for name, settings in runs().items()
+        }
+        results["finite"] = {name: finite_sums(world, *EXCHANGES[name]) for name in EXCHANGES}
         (folder / f"{world.rank}.json").write_text(json.dumps(results))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.workers import half_in_workers
 from tests.workers.forked import run_workers
-from tests.workers.half_in_workers import AT, STEPS, WORKERS, runs
+from tests.workers.half_in_workers import AT, EXCHANGES, STEPS, VALUES, WORKERS, runs
 
 RUNS = runs()
 
@@ -27,8 +27,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_an_overflow_on_one_worker_skips_the_step_on_all(
     results: list[dict[str, Any]], name: str
 ) -> None:
-    """With every protocol, as each of them turns a value that is not finite into a sum that is
-    not."""
+    """Wherever it happens: in the gradient of a weight, of the logits, or of an image."""
     planted = RUNS[name]["place"] is not None
     for worker in results:
         result = worker[name]
@@ -37,6 +36,15 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all(
         assert result["scales"] == [2.0 ** (16 - any(skipped[: n + 1])) for n in range(STEPS)]
         unchanged = [before == after for before, after in pairwise(result["weights"])]
         assert unchanged == skipped
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_no_protocol_hides_a_value_that_is_not_finite(
+    results: list[dict[str, Any]], name: str, value: float
+) -> None:
+    for worker in results:
+        assert worker["finite"][name][str(value)] is (value == 1.0)
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "shard" not in RUNS[name]])
