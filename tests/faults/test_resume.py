@@ -138,6 +138,21 @@ CASES: dict[str, dict[str, Any]] = {
         "ghost": 5,
     },
     "grown, free": {"attack": Free(replays=2), "grow": (1,), "grow_by": 3, "epochs": 2},
+    "float16, error feedback": {
+        "compute": Compute(precision="float16"),
+        "loss_scale": 2.0**18,
+        "loss_scale_interval": 5,
+        "quantizer": Buckets(bits=4, error_feedback=True),
+        "protocol": Chunked(),
+        "ema": 0.9,
+    },
+    "float16, free": {
+        "compute": Compute(precision="float16"),
+        "loss_scale": 2.0**20,
+        "loss_scale_interval": 7,
+        "attack": Free(replays=3),
+        "epochs": 2,
+    },
     "rescued": {
         "attack": FGSM(),
         "overfitting_monitor": OverfittingMonitor(action="rescue", drop=2.0, least=0.0),

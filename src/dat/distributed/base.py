@@ -37,6 +37,8 @@ class BaseExchange(ABC):
         self.module = module
         self.world = world
         self.ledger = Ledger(world.device)
+        self.loss_scale = 1.0
+        """What the loss is multiplied by before `backward`, the same on every worker."""
         self._last_bucket = 0.0
         self._batch_norms = [
             norm
@@ -72,6 +74,12 @@ class BaseExchange(ABC):
         yield
         for memory, left in zip(self.memories, saved, strict=True):
             memory.left.copy_(left)
+
+    def unscale(self, gradient: Tensor) -> None:
+        """Divide this worker's own gradient by the loss scale, before it is quantized or sent. So
+        a change of the scale affects neither step sizes nor error feedback."""
+        if self.loss_scale != 1.0:
+            gradient.mul_(1.0 / self.loss_scale)
 
     @abstractmethod
     def no_sync(self) -> Any:

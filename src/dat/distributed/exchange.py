@@ -119,5 +119,6 @@ def _sum_bucket(exchange: Exchange, bucket: GradBucket) -> torch.futures.Future[
     """DDP's communication hook."""
     exchange._last_bucket = time.perf_counter()
     exchange._count_backward(bucket)
+    exchange.unscale(bucket.buffer())
     slots = [exchange._slots[id(parameter)] for parameter in bucket.parameters()]
     return exchange.reducer.sum(bucket.index(), bucket.buffer(), slots)

@@ -87,10 +87,12 @@ class Scattering(_Counted):
         *,
         leaves: bool,
         key: Callable[[], int],
+        unscale: Callable[[Tensor], None],
         done: Callable[[], None],
     ) -> None:
         super().__init__(ledger, leaves=leaves)
         self._slots, self._quantizer, self._key, self._done = slots, quantizer, key, done
+        self._unscale = unscale
         self._layouts: list[MessageLayout] = []
 
     def __call__(
@@ -103,6 +105,7 @@ class Scattering(_Counted):
     ) -> dist.Work | None:
         """In `input_tensor` torch has put the values for each worker one after the other, every
         tensor padded to as many rows as the first worker has of it."""
+        self._unscale(input_tensor)
         if self._quantizer.dense:
             self._sum(output_tensor, input_tensor.reshape(group.size(), -1), group)
         else:

@@ -87,6 +87,7 @@ class ShardedExchange(BaseExchange):
             self.ledger,
             leaves=self.shards.spans_nodes,
             key=lambda: self._key,
+            unscale=self.unscale,
             done=self._after_reduce_scatter,
         )
         module.set_custom_reduce_scatter(scattering)  # type: ignore[arg-type]

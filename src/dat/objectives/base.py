@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from dat.attacks import Loss
 from dat.core.deprecation import RenamedAttribute
@@ -122,6 +122,9 @@ def clean_and_adversarial(model: Network, x: Tensor, x_adv: Tensor) -> tuple[Ten
 @dataclass(frozen=True, kw_only=True)
 class Objective(Settings, ABC):
     """A choice of loss, phi and lambda in equation (2)."""
+
+    second_derivatives: ClassVar[bool] = False
+    """Whether the loss contains gradients."""
 
     def check_labels(self) -> None:
         """Raise if the objective cannot train on images without labels."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from dat.attacks import AttackTarget, Loss
 from dat.core.lazy import functional, torch
@@ -22,6 +22,8 @@ class GradAlign(Objective):
     """Adversarial cross-entropy plus align_weight * (1 - cosine similarity) of the gradients at the
     image and at a random point of the ball. With aligned gradients, one attack step is as strong as
     many."""
+
+    second_derivatives: ClassVar[bool] = True
 
     align_weight: float = setting(0.2, "weight of 1 - cosine similarity", ge=0)
 

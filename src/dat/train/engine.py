@@ -25,6 +25,7 @@ from dat.objectives.base import Network
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dat.core.precision import GradientScaling
     from dat.distributed import World
 
 COMPILE_FROM = 5_000_000
@@ -49,8 +50,9 @@ class Compute(Settings):
     )
     precision: str = setting(
         "float32",
-        "precision of forward and backward passes; weights and sums stay in float32",
-        choices=("float32", "bfloat16"),
+        "precision of forward and backward passes; weights and sums stay in float32; float16 "
+        "scales the loss",
+        choices=("float32", "bfloat16", "float16"),
     )
     tf32: bool = setting(
         False,
@@ -177,14 +179,16 @@ class Engine:
         ends = [number * count // pieces for number in range(pieces + 1)]
         return [slice(*pair) for pair in pairwise(ends)]
 
-    def cast(self, network: Network) -> Network:
-        """The network with its adapter, in the configured precision; its logits are float32."""
-        from dat.core.precision import PRECISIONS, in_precision
+    def cast(self, network: Network, scaling: GradientScaling | None = None) -> Network:
+        """The network with its adapter, in the configured precision; its logits are float32. An
+        attack in float16 passes its `scaling`."""
+        from dat.core.precision import PRECISIONS, autocast
 
         def logits(x: Tensor) -> Tensor:  # the adapter may only be needed in training mode
             return self.adapter(network, x, training=self.model.training)
 
-        return in_precision(logits, PRECISIONS[self.compute.precision])
+        cast = autocast(logits, PRECISIONS[self.compute.precision])
+        return scaling(cast) if scaling else cast
 
     @contextmanager
     def updating(self) -> Iterator[None]:

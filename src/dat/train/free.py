@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dat.train.errors import NotFinite
 from dat.train.inner import InnerMaximization
 
 if TYPE_CHECKING:
@@ -32,11 +33,16 @@ class FreeReplay(InnerMaximization):
         draws = self._draws(batch, epoch, step)
         if step % self.attack.replays and self.replayed:
             return self.replayed[0].requires_grad_(True)
-        return self.attack.start(batch.x, self.threat, draws).requires_grad_(True)
+        start = self.attack.start(batch.x, self.threat, draws)
+        self.replayed = [start]  # if the step is skipped, the next replay starts here as well
+        return start.requires_grad_(True)
 
     def remember(self, worker: Worker, batch: Batch, x_adv: Tensor, epoch: int, step: int) -> None:
         """The update's backward pass has computed the attack's gradient, too."""
         assert x_adv.grad is not None
+        if worker.engine.compute.precision == "float16":
+            _check_range(worker, x_adv.grad, epoch, step)
+        worker.exchange.unscale(x_adv.grad)
         subgroup = worker.subgroup
         gradient = subgroup.sum(x_adv.grad) if subgroup.size > 1 else x_adv.grad
         self.replayed = [self.attack.ascend(x_adv.detach(), gradient, batch.x, self.threat)]
@@ -47,3 +53,11 @@ class FreeReplay(InnerMaximization):
     def load_worker_state(self, state: Mapping[str, Tensor]) -> None:
         keys = [key for key in sorted(state) if key.startswith(PREFIX)]
         self.replayed = [state[key].to(self.device) for key in keys]
+
+
+def _check_range(worker: Worker, gradient: Tensor, epoch: int, step: int) -> None:
+    """Images are not exchanged, so only this tells the other workers that the gradient of some has
+    overflowed although that of the weights has not."""
+    finite = worker.exchange.world.gather(gradient.isfinite().all().unsqueeze(0))
+    if not finite.all():
+        raise NotFinite(f"epoch {epoch + 1}, step {step + 1}: an image's gradient is not finite")

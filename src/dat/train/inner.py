@@ -12,19 +12,24 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dat.attacks import Attack, attack_mode
 from dat.core.lazy import torch
-from dat.core.rng import Streams
+from dat.core.rng import Streams, seeded
 from dat.core.settings import SettingError, setting
 from dat.train.part import Option, Part
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
+    from dat.core.precision import GradientScaling
     from dat.core.threat import ThreatModel
     from dat.data import Augmentation, BatchSource
     from dat.objectives import Batch
     from dat.objectives.base import Network
     from dat.train.trainer import Trainer
     from dat.train.worker import Worker
+
+
+PROBED = 8
+"""Images that tell whether the network treats each one by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +70,8 @@ class InnerMaximization(Part):
         self, attack: Attack, threat: ThreatModel, *, mode: str = "eval", seed: int = 0
     ) -> None:
         self.attack, self.threat, self.mode, self.seed = attack, threat, mode, seed
+        self._independent: bool | None = None
+        """Whether images do not depend on each other during the attack; None: not known yet."""
 
     @classmethod
     def check(cls, attack: Attack, augmentation: Augmentation) -> None:
@@ -79,13 +86,34 @@ class InnerMaximization(Part):
         communicate."""
         engine = worker.engine
         model = engine.target(eval_mode=self.mode == "eval")
-        network = engine.cast(model)
         pieces = []
         with attack_mode(model, self.mode), worker.exchange.keep_gathered():
+            scaling = self._gradient_scaling(worker, model, batch)
+            network = engine.cast(model, scaling)
             for _, piece in worker.pieces(batch):
                 with worker.norms.patch(model, len(piece.y)):
                     pieces.append(self._attack(worker, network, piece, epoch, step))
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        x_adv = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return scaling.mark(x_adv) if scaling else x_adv
+
+    def _gradient_scaling(
+        self, worker: Worker, model: nn.Module, batch: Batch
+    ) -> GradientScaling | None:
+        """How an attack in float16 scales gradients: image by image or, if images depend on each
+        other, as the update scales the mean loss."""
+        from dat.core.precision import GradientScaling, independent
+
+        engine = worker.engine
+        if engine.compute.precision != "float16":
+            return None
+        if self._independent is None:
+            with seeded(batch.x.device, self.seed, "independent"):
+                self._independent = self.mode == "eval" and independent(
+                    lambda x: engine.adapter(model, x), batch.x[:PROBED]
+                )
+        return GradientScaling(
+            common=None if self._independent else worker.exchange.loss_scale / batch.total
+        )
 
     def _attack(
         self, worker: Worker, network: Network, batch: Batch, epoch: int, step: int

@@ -18,6 +18,7 @@ from dat.train.batch_schedule import BatchSchedule
 from dat.train.checkpointing import Checkpointing
 from dat.train.guard import Guard
 from dat.train.inner import AttackMode
+from dat.train.loss_scaling import LossScaling
 from dat.train.overfitting_monitor import OverfittingMonitor
 from dat.train.part import Option
 from dat.train.selection import Selection
@@ -35,6 +36,7 @@ class Options(Settings):
     awp: AWP = inline(AWP)
     overfitting_monitor: OverfittingMonitor = inline(OverfittingMonitor)
     guard: Guard = inline(Guard)
+    loss_scaling: LossScaling = inline(LossScaling)
     checkpointing: Checkpointing = inline(Checkpointing)
     averaging: Averaging = inline(Averaging)
     selection: Selection = inline(Selection)

@@ -33,7 +33,7 @@ class EpochEnd:
     """Counted from 0."""
     measured: dict[str, Accuracy | None] = field(default_factory=dict)
     """Held-out accuracy by weights' name; empty if this epoch is not evaluated."""
-    figures: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
     """Metrics to add to the epoch's record."""
     undone: bool = False
     """The epoch was rolled back: training is at an earlier epoch again."""

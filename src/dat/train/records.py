@@ -46,6 +46,10 @@ class EpochRecord(NamedTuple):
     """LALR's trust ratio of each adapted layer in the last step."""
     mb_between: float = 0.0
     """The part of `mb_per_step` that is sent between nodes."""
+    loss_scale: float | None = None
+    """In float16, the scale of the loss at the end of the epoch."""
+    skipped_steps: int | None = None
+    """In float16, the number of steps that were skipped after an overflow."""
 
 
 @dataclass

@@ -92,5 +92,7 @@ class Worker:
 
     @staged("update/backward")
     def backward(self, outcome: Outcome, batch: Batch) -> None:
-        """The worker's share of the mean loss's gradient, which the exchange sums."""
-        ((outcome.loss * batch.weight).sum() / batch.total).backward()
+        """The worker's share of the mean loss's gradient, which the exchange sums. The exchange
+        also divides it by the loss scale."""
+        share = (outcome.loss * batch.weight).sum() / batch.total
+        (share * self.exchange.loss_scale).backward()

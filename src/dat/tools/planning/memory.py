@@ -95,7 +95,7 @@ def estimate_memory(
     """The memory of a worker with `images` images per step and `exchange` bytes of buffers."""
     weights = FLOAT * values
     at_once = images / config.compute.pieces
-    half = 0.5 if config.compute.precision == "bfloat16" else 1.0
+    half = 1.0 if config.compute.precision == "float32" else 0.5
     feedback = 2 * weights if config.quantizer.error_feedback and not config.quantizer.dense else 0
     options = config.train.options
     copies = sum(map(bool, (config.compute.fold, options.averaging.decay, options.awp.gamma)))
