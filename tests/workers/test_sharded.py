@@ -187,7 +187,7 @@ def test_an_optimizer_without_its_shard_group_raises() -> None:
     net = nn.Linear(2, 2)
     net.weight.placements = ()  # type: ignore[attr-defined]
     net(torch.ones(1, 2)).sum().backward()
-    with pytest.raises(ValueError, match="LALR: the parameters are sharded"):
+    with pytest.raises(ValueError, match="LAMB: the parameters are sharded"):
         LAMB()(net).step()
 
 
