@@ -1,10 +1,10 @@
 """Optimizers: the outer minimisation, step 12 of Algorithm A1, which applies the averaged gradient.
 
 `LALR` is the paper's layer-wise adaptive learning rate, eq. (3), over any base direction; `LAMB`
-and `LARS` are LALR over Adam and momentum. They and `Muon` are `torch.optim.Optimizer`s. Without
-parameters, they are frozen settings, as are `SGD`, `LSGD` and `AdamW`; called with a model, settings
-return its optimizer. A schedule returns the factor on the peak learning rate, `EMA` averages the
-weights. To add one: a file here or in `settings`, a line below.
+and `LARS` are LALR over Adam and momentum. They and `Muon` are `torch.optim.Optimizer`s; without
+parameters, they are frozen settings, as are `SGD`, `LSGD` and `AdamW`. Called with a model,
+settings return its optimizer. A schedule returns the factor on the peak learning rate, `EMA`
+averages the weights. To add one: a file here or in `settings`, a line below.
 """
 
 from typing import TYPE_CHECKING

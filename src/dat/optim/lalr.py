@@ -179,7 +179,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         """
         full: list[tuple[list[Tensor], bool]] = []
         filling: dict[tuple[bool, object, object], list[Tensor]] = defaultdict(list)
-        is_native = self._is_native
+        is_native = self._is_native and not torch.compiler.is_compiling()
         for param in params:
             if param.grad is None:
                 continue

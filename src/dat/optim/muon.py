@@ -25,6 +25,11 @@ from dat.optim.settings.muon import MuonSettings
 
 Group = dict[str, Any]
 
+WORTH_SHARING = 1e9
+"""Operations for all matrices above which sharing them saves time. Two workers with one CPU core
+each take 3.1 instead of 6.7 s for a ResNet-50 (2.5e11), as long for 1.5e9 operations, and half a
+millisecond longer for 2.4e7."""
+
 
 class PeersLike(Protocol):
     """The workers, all of which take the same step."""
@@ -145,9 +150,12 @@ class Muon(Configured):
         peers = self.peers
         kinds = {(update.param.device, update.param.dtype) for update in updates}
         precisions = {update.group["precision"] for update in updates}
-        if peers is None or peers.size == 1 or len(kinds) != 1 or len(precisions) != 1:
+        costs = [flops(update.param, update.group["ns_steps"]) for update in updates]
+        few = peers is None or peers.size == 1 or sum(costs) < WORTH_SHARING
+        if few or len(kinds) != 1 or len(precisions) != 1:
             return [update.orthogonalized() for update in updates]
-        owners = share([flops(u.param, u.group["ns_steps"]) for u in updates], peers.size)
+        assert peers is not None
+        owners = share(costs, peers.size)
         sizes = [update.param.numel() for update in updates]
         filled = [0] * peers.size
         starts = []
@@ -188,10 +196,11 @@ class Muon(Configured):
                 [],
                 [state["step"] for state in states],
                 foreach=True,
+                capturable=torch.compiler.is_compiling(),  # no reading of step counts
                 amsgrad=False,
                 beta1=beta1,
                 beta2=beta2,
-                lr=group["lr"] * group["adamw_lr_ratio"],
+                lr=float(group["lr"]) * group["adamw_lr_ratio"],
                 weight_decay=group["weight_decay"] if decayed else 0.0,
                 eps=group["eps"],
                 maximize=False,
