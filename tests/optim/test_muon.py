@@ -226,7 +226,8 @@ def test_workers_share_the_matrices(monkeypatch: pytest.MonkeyPatch, precision: 
 def test_little_work_is_not_shared() -> None:
     model = linears()
     optimizer = Muon(model.parameters(), lr=0.1)
-    optimizer.peers = Recorded(0, sent := {})
+    sent: dict[int, Tensor] = {}
+    optimizer.peers = Recorded(0, sent)
     train(model, optimizer, range(1))
     assert not sent
 

@@ -169,7 +169,7 @@ def test_any_torch_optimizer_works(world: World) -> None:
 def test_settings_a_function_and_an_optimizer_give_the_same_bits(
     world: World, settings: OptimizerSettings
 ) -> None:
-    kind = {LAMBSettings: LAMB, LARSSettings: LARS, MuonSettings: Muon}[type(settings)]
+    kind: Any = {LAMBSettings: LAMB, LARSSettings: LARS, MuonSettings: Muon}[type(settings)]
 
     def train(optimizer: Any, model: nn.Module) -> dict[str, torch.Tensor]:
         options = {"attack": NoAttack(), "epochs": 1, "holdout": None}
