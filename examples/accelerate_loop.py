@@ -31,7 +31,7 @@ def main(epochs: int = 8) -> None:
     threat = dat.ThreatModel(norm="linf", eps=0.1)
     attack, objective = dat.PGD(steps=5), dat.Adversarial(clean_weight=0.5)
     net = dat.build_model("cnn", 10, channels=1, width=8)  # the same weights in every process
-    optimizer = dat.LAMB(lr=0.05)(net)
+    optimizer = dat.LAMB(net.parameters(), lr=0.05)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     model, optimizer, loader = accelerator.prepare(net, optimizer, loader)
 

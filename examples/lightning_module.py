@@ -38,7 +38,7 @@ class Robust(lightning.LightningModule):
         return self.objective.loss(self.model, images, x_adv).loss.mean()
 
     def configure_optimizers(self) -> Any:
-        optimizer = dat.LAMB(lr=0.05)(self.model)  # LALR is a torch.optim.Optimizer
+        optimizer = dat.LAMB(self.model.parameters(), lr=0.05)
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

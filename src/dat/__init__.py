@@ -74,9 +74,13 @@ if TYPE_CHECKING:
         LARS,
         LSGD,
         SGD,
+        AdamW,
+        ClassicLARS,
         Constant,
         Cosine,
         Cyclic,
+        Muon,
+        OptimizerSettings,
         Piecewise,
         scale_rates,
     )
@@ -107,7 +111,10 @@ else:
         export="export_run load",
         models="Normalize Resized build_model fold freeze normalized rate_factors replace_head",
         objectives="Adversarial Batch Objective Smooth Stability",
-        optim="EMA LALR LAMB LARS LSGD SGD Constant Cosine Cyclic Piecewise scale_rates",
+        optim=(
+            "EMA LALR LAMB LARS LSGD SGD AdamW ClassicLARS Constant Cosine Cyclic Muon "
+            "OptimizerSettings Piecewise scale_rates"
+        ),
         report="Progress",
         train=(
             "Callback GradientExchange Logged Options RunFolder Sharding Trainer TrainingData "
@@ -132,6 +139,7 @@ __all__ = [
     "PGD",
     "SGD",
     "Accuracy",
+    "AdamW",
     "Adversarial",
     "Assessment",
     "Attack",
@@ -143,6 +151,7 @@ __all__ = [
     "Callback",
     "Certified",
     "Chunked",
+    "ClassicLARS",
     "Constant",
     "Cosine",
     "Curve",
@@ -153,9 +162,11 @@ __all__ = [
     "GradientExchange",
     "ImageData",
     "Logged",
+    "Muon",
     "NoAttack",
     "Normalize",
     "Objective",
+    "OptimizerSettings",
     "Options",
     "PerTensor",
     "Piecewise",

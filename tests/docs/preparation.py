@@ -126,7 +126,7 @@ def parts_of_training(names: Names) -> None:
         data=dat.ImageData.of(x, torch.arange(6) % 2),
         attack=names["Noise"](),
         objective=names["MarginAttacked"](),
-        optimizer=names["AdamW"](),
+        optimizer=names["NAdam"](),
         options=options,
         callbacks=[dat.Logged(folder, [names["CSV"]()])],
         epochs=1,
@@ -134,6 +134,9 @@ def parts_of_training(names: Names) -> None:
     )
     trainer.fit()
     assert not torch.equal(before, layer.weight)
+    signs = dat.LALR(layer.parameters(), names["Signs"](), lr=0.1)
+    assert signs.param_groups[0]["momentum"] == 0.9
+    signs.step()
     gradients = [it.grad.flatten() for it in layer.parameters() if it.grad is not None]
     assert 0 < float(torch.cat(gradients).norm()) <= 1e-3 + 1e-6
     assert "epoch,1,loss," in (folder / "figures.csv").read_text()

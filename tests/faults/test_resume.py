@@ -17,7 +17,7 @@ from dat.data import Augmentation, ImageData, split_holdout
 from dat.distributed import Buckets, Chunked, World
 from dat.kernels import optimizer as kernel
 from dat.objectives import TRADES
-from dat.optim import LAMB, LARS, SGD
+from dat.optim import LAMB, LARS, SGD, AdamW, Muon
 from dat.train import Callback, Checkpoint, Checkpointer, EpochRecord, NotFinite, Trainer
 from dat.train.checkpoint import all_checkpoints
 from dat.train.engine import Compute
@@ -107,6 +107,8 @@ CASES: dict[str, dict[str, Any]] = {
     "averaged": {"ema": 0.9, "select_every": 2},
     "momentum": {"optimizer": SGD(lr=0.05, momentum=0.9), "objective": TRADES()},
     "lars": {"optimizer": LARS(lr=0.1), "attack": FGSM()},
+    "adamw": {"optimizer": AdamW(lr=0.01), "attack": FGSM()},
+    "muon": {"optimizer": Muon(lr=0.01), "attack": FGSM()},
     "free": {"attack": Free(replays=3), "epochs": 2},
     "error feedback": {
         "quantizer": Buckets(bits=4, error_feedback=True),
@@ -202,7 +204,9 @@ def test_a_resumed_run_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["kernel", "torch"])
-@pytest.mark.parametrize("optimizer", [LAMB(lr=0.02), LARS(lr=0.1)], ids=["lamb", "lars"])
+@pytest.mark.parametrize(
+    "optimizer", [LAMB(lr=0.02), LARS(lr=0.1), Muon(lr=0.01)], ids=["lamb", "lars", "muon"]
+)
 def test_a_resumed_run_in_channels_last_ends_with_the_same_bits(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, optimizer: Any, native: bool
 ) -> None:

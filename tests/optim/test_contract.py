@@ -19,7 +19,12 @@ from dat.optim import (
     OPTIMIZERS,
     SCHEDULES,
     SGD,
+    AdamW,
     Cosine,
+    LAMBSettings,
+    LARSSettings,
+    Muon,
+    MuonSettings,
     OptimizerSettings,
     Piecewise,
     Schedule,
@@ -32,13 +37,16 @@ OTHERS: list[OptimizerSettings] = [
     LAMB(preset="modern"),
     LARS(preset="classic"),
     SGD(nesterov=True),
+    AdamW(fused=False),
+    Muon(adjust_lr_fn="original", precision="bfloat16"),
 ]
 CONFIGS = [kind() for kind in OPTIMIZERS.values()] + OTHERS
 KINDS: list[type[Settings]] = [*OPTIMIZERS.values(), *SCHEDULES.values()]
 
 
 def label(config: OptimizerSettings) -> str:
-    return "-".join((type(config).__name__, getattr(config, "preset", ""))).strip("-")
+    name = type(config).__name__.removesuffix("Settings")
+    return "-".join((name, getattr(config, "preset", ""))).strip("-")
 
 
 def quadratic(model: nn.Module) -> torch.Tensor:
@@ -47,6 +55,8 @@ def quadratic(model: nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=label)
 def test_reduces_a_quadratic(config: OptimizerSettings) -> None:
+    if isinstance(config, AdamW | MuonSettings):
+        config = dataclasses.replace(config, lr=0.03)  # their steps are about as long as the rate
     model, schedule = layers(torch.float32), Cosine()
     optimizer = config(model)
     start = quadratic(model).item()
@@ -153,15 +163,16 @@ def wrong_values() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("kind", "name", "value"), list(wrong_values()))
 def test_wrong_values_are_refused(kind: type[Settings], name: str, value: object) -> None:
-    with pytest.raises(SettingError, match=rf"{kind.__name__}\.{name}"):
+    prefix = kind.__name__.removesuffix("Settings")
+    with pytest.raises(SettingError, match=rf"{prefix}\.{name}"):
         kind(**{name: value})
 
 
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
-        (LAMB, {"c_l": 3.0, "c_u": 2.0}),
-        (LARS, {"c_l": 3.0, "c_u": 2.0}),
+        (LAMBSettings, {"c_l": 3.0, "c_u": 2.0}),
+        (LARSSettings, {"c_l": 3.0, "c_u": 2.0}),
         (SGD, {"nesterov": True, "momentum": 0.0}),
         (Piecewise, {"milestones": (20, 10)}),
         (Piecewise, {"milestones": (10, 10)}),
@@ -174,6 +185,6 @@ def test_rules_between_fields(kind: type[Settings], values: dict[str, Any]) -> N
 
 
 def test_the_registries_hold_what_they_say() -> None:
-    assert list(OPTIMIZERS) == ["lamb", "lars", "sgd", "lsgd"]
+    assert list(OPTIMIZERS) == ["lamb", "lars", "sgd", "lsgd", "adamw", "muon"]
     assert list(SCHEDULES) == ["piecewise", "cosine", "cyclic", "constant"]
     assert all(issubclass(kind, Schedule) for kind in SCHEDULES.values())

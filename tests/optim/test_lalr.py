@@ -18,6 +18,7 @@ from dat.optim import (
     LAMB,
     LARS,
     AdamDirection,
+    LAMBSettings,
     Layerwise,
     MomentumDirection,
     OptimizerSettings,
@@ -146,7 +147,7 @@ def test_groups_without_adaptation_take_the_bare_direction() -> None:
             {"params": [model[0]], "adapt": False},
             {"params": [model[1]], "adapt": False, "weight_decay": 0.5},
         ],
-        MomentumDirection(beta=0.0),
+        MomentumDirection(momentum=0.0),
         lr=0.1,
     )
     train(model, optimizer, range(1))
@@ -196,7 +197,7 @@ def test_which_layers_are_adapted_and_decayed(
         (LAMB(debias=False), False),
     ],
 )
-def test_debias_is_the_presets_unless_it_is_given(config: LAMB, debiased: bool) -> None:
+def test_debias_is_the_presets_unless_it_is_given(config: LAMBSettings, debiased: bool) -> None:
     direction = config(layers()).direction
     assert isinstance(direction, AdamDirection)
     assert direction.debias is debiased
@@ -294,7 +295,7 @@ def test_sparse_gradients_are_refused() -> None:
     model = nn.Embedding(4, 3, sparse=True)
     optimizer = LAMB()(model)
     model(torch.tensor([1])).sum().backward()
-    with pytest.raises(ValueError, match="LALR needs dense gradients"):
+    with pytest.raises(ValueError, match="LAMB needs dense gradients"):
         optimizer.step()
 
 

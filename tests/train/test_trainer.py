@@ -15,7 +15,17 @@ from dat.data import ImageData, load, split_holdout
 from dat.distributed import World
 from dat.evaluation import Accuracy, evaluate
 from dat.models import build_model
-from dat.optim import LAMB, Cosine, Piecewise
+from dat.optim import (
+    LAMB,
+    LARS,
+    Cosine,
+    LAMBSettings,
+    LARSSettings,
+    Muon,
+    MuonSettings,
+    OptimizerSettings,
+    Piecewise,
+)
 from dat.train import Callback, EpochRecord, NotFinite, Trainer
 from dat.train.selection import BestWeights
 from tests.trainers import make_trainer
@@ -149,6 +159,42 @@ def test_any_torch_optimizer_works(world: World) -> None:
     records = trainer.fit()
     assert [record.lr for record in records] == pytest.approx([0.01, 0.001])
     assert records[1].loss < records[0].loss
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [LAMB(lr=0.05, preset="modern"), LARS(lr=0.05), Muon(lr=0.01, head="muon")],
+    ids=["lamb", "lars", "muon"],
+)
+def test_settings_a_function_and_an_optimizer_give_the_same_bits(
+    world: World, settings: OptimizerSettings
+) -> None:
+    kind: Any = {LAMBSettings: LAMB, LARSSettings: LARS, MuonSettings: Muon}[type(settings)]
+
+    def train(optimizer: Any, model: nn.Module) -> dict[str, torch.Tensor]:
+        options = {"attack": NoAttack(), "epochs": 1, "holdout": None}
+        trainer = made(world, optimizer=optimizer, model=model, **options)
+        trainer.fit()
+        return trainer.model.state_dict()
+
+    models = [build_model("cnn", 10, channels=1, width=4, seed=1) for _ in range(3)]
+    expected = train(settings, models[0])
+    function = train(lambda model: kind.of(settings, model.parameters()), models[1])
+    own = train(kind.of(settings, models[2].parameters()), models[2])
+    for name, value in expected.items():
+        assert torch.equal(value, function[name])
+        assert torch.equal(value, own[name])
+
+
+def test_an_optimizer_of_another_model_is_refused(world: World) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="has parameters that are not the model's"):
+        made(world, optimizer=optimizer)
+
+
+def test_the_class_of_an_optimizer_is_refused(world: World) -> None:
+    with pytest.raises(TypeError, match="optimizer = LAMB: is a class; pass settings"):
+        made(world, optimizer=LAMB)
 
 
 def test_weights_that_are_not_finite_are_neither_evaluated_nor_saved(world: World) -> None:

@@ -18,7 +18,7 @@ from dat.distributed import Buckets, ShardedExchange, World, local_tensor
 from dat.models.preact_resnet import PreActBlock
 from dat.models.vit import ViT
 from dat.objectives import TRADES
-from dat.optim import LAMB, LARS, SGD
+from dat.optim import LAMB, LARS, SGD, AdamW
 from dat.train import Callback, Checkpoint, Checkpointer, Trainer
 from dat.train.engine import Compute, blocks_of
 from dat.train.step import StepReport
@@ -111,6 +111,7 @@ CASES: dict[str, dict[str, Any]] = {
     "clipped": {"optimizer": LARS(lr=0.02, clip=0.05), **SHORT},
     "classic": {"optimizer": LARS(lr=0.02, preset="classic"), **SHORT},
     "sgd": {"optimizer": SGD(lr=0.05), **SHORT},
+    "adamw": {"optimizer": AdamW(lr=0.01), **SHORT},
     "free": {"attack": Free(replays=2), **SHORT},
     "trades": {"objective": TRADES(), **SHORT},
     "batch norm": {"normalised": True, **SHORT},

@@ -35,6 +35,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "trades, unlabelled, awp": (DOUBLE, "objective.name=trades", *MIXED, "train.awp=0.01"),
     "free": (DOUBLE, "attack.name=free", "attack.replays=2"),
     "growing": (DOUBLE, "train.epochs=2", "train.grow=1", "train.grow_by=3", "train.bn=sync"),
+    "adamw": (DOUBLE, "optimizer.name=adamw"),
+    "muon": (DOUBLE, "optimizer.name=muon", "optimizer.head=muon"),
     "smooth": (DOUBLE, *SMOOTH),
     "smooth, carried": (DOUBLE, *SMOOTH, "attack.carry=true", "train.epochs=2"),
 }

@@ -17,7 +17,7 @@ from dat.attacks import APGD, PGD, YOPO, Attack
 from dat.core.settings import SettingError
 from dat.distributed import Buckets, Gather, PerTensor, Ring, WholeVector, World
 from dat.objectives import GradAlign
-from dat.optim import LAMB
+from dat.optim import LALR, LAMB, Muon, MuonDirection
 from dat.train.engine import Compute
 from tests.trainers import make_trainer
 from tests.workers import sharded_in_workers
@@ -49,7 +49,7 @@ def results_of(tmp_path_factory: pytest.TempPathFactory) -> ResultsOf:
 
 
 MOST = [(size, case) for size in SIZES for case in CASES if size[0] == 2 or case in COMMON]
-LAYERWISE = [(size, case) for size, case in MOST if case != "sgd"]
+LAYERWISE = [(size, case) for size, case in MOST if case not in ("sgd", "adamw")]
 
 
 @pytest.mark.parametrize(("size", "case"), MOST, ids=str)
@@ -159,6 +159,7 @@ def small() -> nn.Module:
         ({"attack": PGD(patience=1)}, "patience none"),
         ({"attack": PGD(restarts=2)}, "restarts 1"),
         ({"objective": GradAlign()}, "second derivatives"),
+        ({"optimizer": Muon()}, "Muon orthogonalizes whole matrices"),
         ({"awp": 0.01}, "train.awp 0"),
         ({"compute": Compute(pieces=2)}, "compute.pieces 1"),
         ({"compute": Compute(layout="channels-last")}, "compute.layout auto"),
@@ -187,8 +188,24 @@ def test_an_optimizer_without_its_shard_group_raises() -> None:
     net = nn.Linear(2, 2)
     net.weight.placements = ()  # type: ignore[attr-defined]
     net(torch.ones(1, 2)).sum().backward()
-    with pytest.raises(ValueError, match="LALR: the parameters are sharded"):
+    with pytest.raises(ValueError, match="LAMB: the parameters are sharded"):
         LAMB()(net).step()
+    with pytest.raises(ValueError, match="Muon: the parameters are sharded"):
+        Muon(net.parameters()).step()
+
+
+def test_a_direction_that_needs_whole_layers_is_refused() -> None:
+    optimizer = LALR(small().parameters(), MuonDirection(), lr=0.1)
+    optimizer.shards = object()  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="LALR: the parameters are sharded, and its direction"):
+        optimizer.step()
+
+
+def test_an_optimizer_of_unsharded_parameters_is_refused(one_of_four: World) -> None:
+    net = small()
+    optimizer = LAMB(net.parameters())
+    with pytest.raises(SettingError, match="has the parameters of the unsharded model"):
+        make_trainer(model=net, data=images(), world=one_of_four, shard=4, optimizer=optimizer)
 
 
 def test_a_run_from_start_to_finish(tmp_path: Path) -> None:

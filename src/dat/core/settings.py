@@ -147,7 +147,7 @@ class Settings:
         for field in dataclasses.fields(self):
             if "limits" in field.metadata:
                 value = getattr(self, field.name)
-                path = f"{type(self).__name__}.{field.name}"
+                path = f"{type(self).__name__.removesuffix('Settings')}.{field.name}"
                 object.__setattr__(
                     self, field.name, _checked(value, hints[field.name], field, path)
                 )

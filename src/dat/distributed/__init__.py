@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dat.distributed.batch_norm import ScopedBatchNorm
     from dat.distributed.choice import choose, choose_default
     from dat.distributed.exchange import Exchange
+    from dat.distributed.peers import Peers
     from dat.distributed.reducer import Reducer
     from dat.distributed.sharded import ShardedExchange
     from dat.distributed.shards import (
@@ -66,6 +67,7 @@ else:
         exchange="Exchange",
         traffic="Ledger Traffic clock_of",
         batch_norm="ScopedBatchNorm",
+        peers="Peers",
         reducer="Reducer",
         sharded="ShardedExchange",
         shards="TensorShard Shards check_shard like local_tensor shard_of",
@@ -90,6 +92,7 @@ __all__ = [
     "Hybrid",
     "Ledger",
     "LostWorker",
+    "Peers",
     "PerTensor",
     "Protocol",
     "Quantizer",

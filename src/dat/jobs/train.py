@@ -31,7 +31,7 @@ from dat.objectives import (
     Noisy,
     Smooth,
 )
-from dat.optim import LSGD, SGD
+from dat.optim import LSGD, SGD, AdamW, MuonSettings
 from dat.report import Progress, progress_bar
 from dat.report.page import write_page
 from dat.train import Callback, Checkpoint, Checkpointer, EpochRecord, RunFolder, Trainer
@@ -144,9 +144,10 @@ def method_name(config: RunConfig, workers: int) -> str:
     if isinstance(config.optimizer, LSGD):
         return f"DAT-LSGD{objective}{awp}"
     oracle = f"DAT-{type(config.attack).__name__}{objective}{awp}"
-    return f"{oracle}{' w/o LALR' if isinstance(config.optimizer, SGD) else ''}"
+    return f"{oracle}{' w/o LALR' if isinstance(config.optimizer, WITHOUT_LALR) else ''}"
 
 
+WITHOUT_LALR = SGD, AdamW, MuonSettings
 AT_NAMES = {PGD: "AT", FGSM: "Fast AT", NFGSM: "N-FGSM", Free: "Free AT", YOPO: "YOPO"}
 
 

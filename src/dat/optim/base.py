@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import compress
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from dat.core.lazy import torch
 from dat.core.settings import Settings, setting
@@ -32,11 +33,28 @@ class OptimizerSettings(Settings, ABC):
         """Return an optimizer of the model's trainable parameters; `batch` is the global batch
         size."""
 
+    def sharding_conflict(self) -> str:
+        """Why the optimizer does not work with a sharded model, and an alternative; empty if it
+        does."""
+        return ""
+
     def finish(self, optimizer: Made) -> Made:
         """Apply the settings that all optimizers share; every optimizer passes through here."""
         if self.clip is not None:
             clip_gradient(optimizer, self.clip)
         return optimizer
+
+
+class TorchSettings(OptimizerSettings, ABC):
+    """Settings of an optimizer that torch has already; there is no class of ours to construct."""
+
+    def __new__(cls, *params: object, **options: object) -> Self:
+        if params:
+            raise TypeError(
+                f"dat.{cls.__name__} holds settings, which create the optimizer when called with a "
+                f"model; with parameters, use torch.optim.{cls.__name__.removeprefix('L')}"
+            )
+        return super().__new__(cls)
 
 
 def parameter_groups(
@@ -81,9 +99,15 @@ def scale_rates(
         params, peak = group["params"], group.get("initial_lr", group["lr"])
         group_factors = [factors.get(parameter, 1.0) for parameter in params]
         for factor in dict.fromkeys(group_factors):
-            same = [p for p, other in zip(params, group_factors, strict=True) if other == factor]
             rates = {"lr": group["lr"] * factor, "initial_lr": peak * factor}
-            split.append((factor, {**group, "params": same, **rates}))
+            same = [other == factor for other in group_factors]
+            split.append((factor, {**group, **_members(group, same), **rates}))
     split.sort(key=lambda pair: -pair[0])
     optimizer.param_groups[:] = [group for _, group in split]
     return optimizer
+
+
+def _members(group: Mapping[str, Any], chosen: Iterable[bool]) -> dict[str, list[Any]]:
+    """The chosen parameters of a group, with their names if it has them."""
+    lists = {name: group[name] for name in ("params", "param_names") if name in group}
+    return {name: list(compress(values, chosen)) for name, values in lists.items()}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from dat.kernels import optimizer as kernel
 from dat.optim.directions import State
-from dat.optim.lalr import Group, Layerwise
+from dat.optim.lalr import Group, Layerwise, scaled_rates
 
 
 class ClassicLARS(Layerwise):
@@ -24,13 +22,15 @@ class ClassicLARS(Layerwise):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
+        lr: float | Tensor = 0.01,
         *,
-        lr: float,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         trust_coefficient: float = 1.0,
         adapt: bool = True,
+        decay_1d: bool = True,
+        adapt_1d: bool = True,
     ) -> None:
         if lr < 0 or weight_decay < 0 or trust_coefficient <= 0 or not 0 <= momentum < 1:
             raise ValueError(
@@ -43,6 +43,8 @@ class ClassicLARS(Layerwise):
             "weight_decay": weight_decay,
             "trust_coefficient": trust_coefficient,
             "adapt": adapt,
+            "decay_1d": decay_1d,
+            "adapt_1d": adapt_1d,
         }
         super().__init__(params, defaults)
 
@@ -67,10 +69,13 @@ class ClassicLARS(Layerwise):
     ) -> None:
         v = [state["v"] for state in states]
         torch._foreach_mul_(v, group["momentum"])
-        if ratios is None:
-            torch._foreach_add_(v, u, alpha=group["lr"])
+        lr = group["lr"]
+        if isinstance(lr, Tensor):
+            torch._foreach_addcmul_(v, u, scaled_rates(lr, params, ratios))
+        elif ratios is None:
+            torch._foreach_add_(v, u, alpha=lr)
         else:
-            torch._foreach_addcmul_(v, u, ratios.unbind(), value=group["lr"])
+            torch._foreach_addcmul_(v, u, ratios.unbind(), value=lr)
         torch._foreach_sub_(params, v)
 
     def _update_natively(
@@ -79,7 +84,7 @@ class ClassicLARS(Layerwise):
         return kernel.update(
             kernel.Moments(kind=kernel.CLASSIC, keep=group["momentum"]),
             *(params, grads, self._init_state(params, [self.state[p] for p in params])),
-            lr=group["lr"],
+            lr=float(group["lr"]),
             weight_decay=group["weight_decay"],
             adapt=group["adapt"],
             trust=group["trust_coefficient"],

@@ -20,3 +20,5 @@ def clip_gradient(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
         nn.utils.clip_grad_norm_(parameters, max_norm)
 
     optimizer.register_step_pre_hook(clip)
+    # a fused optimizer unscales a GradScaler's gradients in its step, which would be after `clip`
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]

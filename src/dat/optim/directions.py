@@ -1,7 +1,8 @@
 """The base directions u of eq. (3), which LALR normalises layer by layer.
 
 A direction stores its moments in the optimizer's state of each parameter, so that checkpoints
-contain them, and adds the weight decay where its algorithm does.
+contain them, and adds the weight decay where its algorithm does. Its fields become options of
+LALR's parameter groups, where schedulers look for `betas` and `momentum`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dat.core.lazy import torch
 from dat.kernels import optimizer as kernel
+from dat.optim.orthogonal import as_matrix, is_matrix, nesterov, orthogonalize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,25 +100,49 @@ class AdamDirection(NativeDirection):
 
 @dataclass(frozen=True)
 class MomentumDirection(NativeDirection):
-    """m = beta m + (1 - beta)(g + weight_decay * theta): Algorithm 1 (LARS) of You et al. 2019."""
+    """m = beta m + (1 - beta)(g + weight_decay * theta), with beta = `momentum`: Algorithm 1 (LARS)
+    of You et al. 2019."""
 
-    beta: float = 0.9
+    momentum: float = 0.9
 
     def __call__(
         self, params: list[Tensor], grads: list[Tensor], states: list[State], weight_decay: float
     ) -> list[Tensor]:
         self._init_state(params, states)
         m: list[Tensor] = [state["m"] for state in states]
-        torch._foreach_lerp_(m, grads, 1 - self.beta)
+        torch._foreach_lerp_(m, grads, 1 - self.momentum)
         if weight_decay:
-            torch._foreach_add_(m, params, alpha=(1 - self.beta) * weight_decay)
+            torch._foreach_add_(m, params, alpha=(1 - self.momentum) * weight_decay)
         return m
 
     def moments(self, params: list[Tensor], states: list[State]) -> kernel.Moments:
         self._init_state(params, states)
-        return kernel.Moments(kind=kernel.MOMENTUM, first=1 - self.beta)
+        return kernel.Moments(kind=kernel.MOMENTUM, first=1 - self.momentum)
 
     def _init_state(self, params: list[Tensor], states: list[State]) -> None:
         for param, state in zip(params, states, strict=True):
             if not state:
                 state["m"] = torch.zeros_like(param)
+
+
+@dataclass(frozen=True)
+class MuonDirection:
+    """Muon's: the Nesterov momentum of a layer, orthogonalized if the layer is a matrix (see
+    `orthogonalize`), plus weight_decay * theta."""
+
+    momentum: float = 0.95
+    nesterov: bool = True
+    ns_steps: int = 5
+
+    shardable: ClassVar[bool] = False
+    """The rows that a worker holds do not determine the orthogonalized matrix."""
+
+    def __call__(
+        self, params: list[Tensor], grads: list[Tensor], states: list[State], weight_decay: float
+    ) -> list[Tensor]:
+        u = nesterov(params, grads, states, momentum=self.momentum, enabled=self.nesterov)
+        for number, param in enumerate(params):
+            if is_matrix(param):
+                matrix = orthogonalize(as_matrix(u[number]), steps=self.ns_steps)
+                u[number] = matrix.view(param.shape)
+        return list(torch._foreach_add(u, params, alpha=weight_decay)) if weight_decay else u

@@ -9,17 +9,20 @@ optimization for deep learning: training BERT in 76 minutes", arXiv 1904.00962).
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from dat.kernels import optimizer as kernel
 from dat.optim import sharded
-from dat.optim.directions import Direction, NativeDirection, State
+from dat.optim.configured import fill_missing
+from dat.optim.directions import AdamDirection, Direction, NativeDirection, State
 
 Group = dict[str, Any]
 
@@ -31,8 +34,10 @@ ResNet-50 takes about half the time of a single call for all layers."""
 class Layerwise(torch.optim.Optimizer, ABC):
     """Base class of optimizers with layer-wise learning rates.
 
-    `adapt = False` fixes the trust ratios of a group at 1. A step never waits for the device. The
-    native kernel updates the layers that it supports, torch all others.
+    `adapt = False` fixes the trust ratios of a group at 1; `adapt_1d = False` those of its
+    parameters with at most one dimension (biases, BN), which `decay_1d = False` does not decay.
+    A step never waits for the device. The native kernel updates the layers that it supports, torch
+    all others.
     """
 
     shards: sharded.ShardsLike | None = None
@@ -55,7 +60,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
             self._ratios = self._step_sharded(self.shards)
             return loss
         trust_ratios: list[tuple[Tensor, Tensor]] = []
-        for group in self.param_groups:
+        for group in self._groups():
             for params, native in self._chunks(group["params"]):
                 grads = [p.grad for p in params if p.grad is not None]
                 update = self._update_natively if native else self._update
@@ -65,14 +70,38 @@ class Layerwise(torch.optim.Optimizer, ABC):
         self._ratios = trust_ratios
         return loss
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        fill_missing(state, getattr(self, "param_groups", state["param_groups"]))
+        super().__setstate__(state)
+
     def trust_ratios(self) -> list[tuple[Tensor, Tensor]]:
         """(parameter, ratio) of each adapted layer in the last step; ratios stay on the device."""
         return list(self._ratios)
 
+    def _groups(self) -> Iterator[Group]:
+        """The parameter groups, in two parts where 1-d parameters are treated differently."""
+        for group in self.param_groups:
+            adapt_1d, decay_1d = group.get("adapt_1d", True), group.get("decay_1d", True)
+            if adapt_1d and decay_1d:
+                yield group
+                continue
+            params = group["params"]
+            yield group | {"params": [p for p in params if p.dim() > 1]}
+            yield group | {
+                "params": [p for p in params if p.dim() <= 1],
+                "adapt": group["adapt"] and adapt_1d,
+                "weight_decay": group["weight_decay"] if decay_1d else 0.0,
+            }
+
     def _step_sharded(self, shards: sharded.ShardsLike) -> list[tuple[Tensor, Tensor]]:
         """A step for all layers at once, so that one collective sums all squares."""
+        if not self._is_shardable:
+            raise ValueError(
+                f"{type(self).__name__}: the parameters are sharded, and its direction needs whole "
+                "layers; use another direction, or do not shard the model"
+            )
         updates, layers = [], []
-        for group in self.param_groups:
+        for group in self._groups():
             full = [p for p in group["params"] if p.grad is not None]
             if not full:
                 continue
@@ -137,6 +166,11 @@ class Layerwise(torch.optim.Optimizer, ABC):
         """Whether the native kernel implements this optimizer."""
         return True
 
+    @property
+    def _is_shardable(self) -> bool:
+        """Whether the direction of a shard is the shard of the layer's direction."""
+        return True
+
     def _chunks(self, params: Iterable[Tensor]) -> list[tuple[list[Tensor], bool]]:
         """The parameters with a gradient, in chunks of one device and dtype, and whether the native
         kernel updates them.
@@ -145,7 +179,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         """
         full: list[tuple[list[Tensor], bool]] = []
         filling: dict[tuple[bool, object, object], list[Tensor]] = defaultdict(list)
-        is_native = self._is_native
+        is_native = self._is_native and not torch.compiler.is_compiling()
         for param in params:
             if param.grad is None:
                 continue
@@ -168,26 +202,34 @@ class Layerwise(torch.optim.Optimizer, ABC):
 
 
 class LALR(Layerwise):
-    """Eq. (3) over a base direction. Parameter groups have lr, weight_decay, adapt, c_l, c_u."""
+    """Eq. (3) over a base direction.
+
+    Parameter groups may override all options, and the numbers among the direction's fields: `betas`
+    of Adam's direction, `momentum` of the others.
+    """
 
     def __init__(
         self,
-        params: Iterable[Any],
-        direction: Direction,
+        params: ParamsT,
+        direction: Direction | None = None,
         *,
-        lr: float,
+        lr: float | Tensor = 0.01,
         weight_decay: float = 0.0,
         c_l: float = 0.0,
         c_u: float = 10.0,
         adapt: bool = True,
+        decay_1d: bool = True,
+        adapt_1d: bool = True,
     ) -> None:
+        """`direction` is Adam's by default, as in LAMB."""
         if lr < 0 or weight_decay < 0:
             raise ValueError(f"lr = {lr}, weight_decay = {weight_decay}: must be at least 0")
         if not 0 <= c_l <= c_u or c_u == 0:
             raise ValueError(f"c_l = {c_l}, c_u = {c_u}: must be 0 <= c_l <= c_u, and c_u above 0")
-        defaults = {"lr": lr, "weight_decay": weight_decay, "c_l": c_l, "c_u": c_u, "adapt": adapt}
-        super().__init__(params, defaults)
-        self.direction = direction
+        self.direction = AdamDirection() if direction is None else direction
+        own = {"lr": lr, "weight_decay": weight_decay, "c_l": c_l, "c_u": c_u, "adapt": adapt}
+        switches = {"decay_1d": decay_1d, "adapt_1d": adapt_1d}
+        super().__init__(params, direction_options(self.direction) | own | switches)
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's __getstate__ covers its own attributes only
@@ -196,8 +238,16 @@ class LALR(Layerwise):
     def _direction(
         self, group: Group, params: list[Tensor], grads: list[Tensor], states: list[State]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        u = self.direction(params, grads, states, group["weight_decay"])
+        u = self._direction_of(group)(params, grads, states, group["weight_decay"])
         return u, u
+
+    def _direction_of(self, group: Group) -> Direction:
+        """The direction, with the options of the group."""
+        names = direction_options(self.direction)
+        if not names:
+            return self.direction
+        options = {name: group[name] for name in names}
+        return dataclasses.replace(self.direction, **options)  # type: ignore[type-var]
 
     def _trust_ratio(self, group: Group, weight_norm: Tensor, norm: Tensor) -> Tensor:
         # Taken literally, tau(0) = 0 would freeze layers that start at zero (BN shifts, biases),
@@ -214,23 +264,46 @@ class LALR(Layerwise):
         states: list[State],
         ratios: Tensor | None,
     ) -> None:
-        if ratios is None:
-            torch._foreach_add_(params, u, alpha=-group["lr"])
+        lr = group["lr"]
+        if isinstance(lr, Tensor):
+            torch._foreach_addcmul_(params, u, scaled_rates(lr, params, ratios), value=-1)
+        elif ratios is None:
+            torch._foreach_add_(params, u, alpha=-lr)
         else:
-            torch._foreach_addcmul_(params, u, ratios.unbind(), value=-group["lr"])
+            torch._foreach_addcmul_(params, u, ratios.unbind(), value=-lr)
 
     @property
     def _is_native(self) -> bool:
         return isinstance(self.direction, NativeDirection)
 
+    @property
+    def _is_shardable(self) -> bool:
+        return getattr(self.direction, "shardable", True)
+
     def _update_natively(
         self, group: Group, params: list[Tensor], grads: list[Tensor]
     ) -> Tensor | None:
-        assert isinstance(self.direction, NativeDirection)
+        direction = self._direction_of(group)
+        assert isinstance(direction, NativeDirection)
         states = [self.state[param] for param in params]
-        moments = self.direction.moments(params, states)
-        options = {name: group[name] for name in ("lr", "weight_decay", "adapt", "c_l", "c_u")}
-        return kernel.update(moments, params, grads, states, **options)
+        moments = direction.moments(params, states)
+        options = {name: group[name] for name in ("weight_decay", "adapt", "c_l", "c_u")}
+        return kernel.update(moments, params, grads, states, lr=float(group["lr"]), **options)
+
+
+def direction_options(direction: object) -> dict[str, Any]:
+    """The fields of a direction that become options of the parameter groups: those with plain
+    values, if it is a dataclass."""
+    if not dataclasses.is_dataclass(direction):
+        return {}
+    values = {f.name: getattr(direction, f.name) for f in dataclasses.fields(direction) if f.init}
+    return {name: v for name, v in values.items() if isinstance(v, int | float | str | tuple)}
+
+
+def scaled_rates(lr: Tensor, params: Sequence[Tensor], ratios: Tensor | None) -> tuple[Tensor, ...]:
+    """The learning rate of each parameter, on its device: to read a tensor would wait for it."""
+    rates = lr.to(params[0]).reshape(()).expand(len(params))
+    return (rates if ratios is None else rates * ratios).unbind()
 
 
 def norms(tensors: list[Tensor]) -> Tensor:

@@ -1,82 +1,64 @@
-"""LAMB (You et al. 2019, arXiv 1904.00962): LALR over Adam, the paper's optimizer (Algorithm A2).
-
-There are three presets: `paper` is Algorithm A2, `official` is the LAMB of the paper's repository
-(github.com/dat-2022/dat, after cybertronai/pytorch-lamb), `modern` neither decays nor adapts biases
-and BN, as in timm.
-"""
+"""LAMB (You et al. 2019, arXiv 1904.00962): LALR over Adam, the paper's optimizer, Algorithm A2."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, Self, TypedDict, Unpack, overload
 
-from dat.core.settings import SettingError, setting
-from dat.optim.base import OptimizerSettings, parameter_groups
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from dat.optim.configured import Configured
 from dat.optim.directions import AdamDirection
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from dat.optim.lalr import LALR
+from dat.optim.lalr import LALR
+from dat.optim.settings.lamb import LAMBSettings
 
 
-class Preset(NamedTuple):
-    """The values of the fields that are left at none."""
+class LAMBOptions(TypedDict, total=False):
+    """The types of the options; `LAMBSettings` defines them."""
 
-    debias: bool
-    decay_1d: bool
-    adapt_1d: bool
+    weight_decay: float
+    preset: str
+    betas: tuple[float, float]
+    zeta: float
+    c_l: float
+    c_u: float
+    debias: bool | None
+    decay_1d: bool | None
+    adapt_1d: bool | None
 
 
-PRESETS = {
-    "paper": Preset(debias=True, decay_1d=True, adapt_1d=True),
-    "official": Preset(debias=False, decay_1d=True, adapt_1d=True),
-    "modern": Preset(debias=True, decay_1d=False, adapt_1d=False),
-}
+class LAMB(Configured, LALR):
+    """Adam with layer-wise learning rates.
 
-
-@dataclass(frozen=True, kw_only=True)
-class LAMB(OptimizerSettings):
-    """A preset, and fields that override it unless they are none.
-
-    The weight decay is part of u, so it affects the trust ratio (A2 has none; set it to 0 for the
-    exact algorithm).
+    Without parameters, a `LAMBSettings` with the same options, for a `Trainer`. Parameter groups
+    may override lr, weight_decay, betas, zeta, debias, c_l, c_u, decay_1d, adapt_1d and adapt.
     """
 
-    preset: str = setting(
-        "paper",
-        "paper: Algorithm A2; official: the authors' code, without debiasing; "
-        "modern: biases and BN neither decayed nor adapted",
-        choices=tuple(PRESETS),
-    )
-    betas: tuple[float, float] = setting((0.9, 0.999), "decay rates of the moments", ge=0, lt=1)
-    zeta: float = setting(1e-6, "term added to sqrt(v) for stability", gt=0)
-    c_l: float = setting(0.0, "lower bound of the scaling tau(||theta||)", ge=0)
-    c_u: float = setting(10.0, "upper bound of the scaling tau(||theta||)", gt=0, finite=False)
-    debias: bool | None = setting(None, "debias the moments; none: according to the preset")
-    decay_1d: bool | None = setting(
-        None, "apply weight decay to biases and BN parameters; none: according to the preset"
-    )
-    adapt_1d: bool | None = setting(
-        None, "adapt the learning rate of biases and BN parameters; none: according to the preset"
-    )
+    settings = LAMBSettings
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.c_l > self.c_u:
-            raise SettingError(f"c_l = {self.c_l:g} is above c_u = {self.c_u:g}")
+    @overload
+    def __new__(
+        cls, params: ParamsT, lr: float | Tensor = ..., **options: Unpack[LAMBOptions]
+    ) -> Self: ...
 
-    def __call__(self, model: nn.Module, *, batch: int = 256) -> LALR:
-        from dat.optim.lalr import LALR
+    @overload
+    def __new__(  # type: ignore[misc]  # not an instance
+        cls, *, lr: float = ..., clip: float | None = ..., **options: Unpack[LAMBOptions]
+    ) -> LAMBSettings: ...
 
-        preset = PRESETS[self.preset]
-        groups = parameter_groups(
-            model,
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            decay_1d=preset.decay_1d if self.decay_1d is None else self.decay_1d,
-            adapt=preset.adapt_1d if self.adapt_1d is None else self.adapt_1d,
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        return super().__new__(cls, *args, **options)
+
+    def _configure(self, params: ParamsT, lr: float | Tensor, settings: LAMBSettings) -> None:
+        resolved = settings.resolved()
+        LALR.__init__(
+            self,
+            params,
+            AdamDirection(settings.betas, settings.zeta, resolved.debias),
+            lr=lr,
+            weight_decay=settings.weight_decay,
+            c_l=settings.c_l,
+            c_u=settings.c_u,
+            decay_1d=resolved.decay_1d,
+            adapt_1d=resolved.adapt_1d,
         )
-        debias = preset.debias if self.debias is None else self.debias
-        direction = AdamDirection(self.betas, self.zeta, debias)
-        return self.finish(LALR(groups, direction, lr=self.lr, c_l=self.c_l, c_u=self.c_u))

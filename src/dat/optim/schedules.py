@@ -110,6 +110,7 @@ class Constant(Schedule):
 
 
 def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Set the learning rate of each group to `factor` times its peak."""
+    """Set the learning rate of each group to `factor` times its peak: the rate with which it was
+    created."""
     for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * factor
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor

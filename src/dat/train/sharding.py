@@ -45,6 +45,8 @@ class Sharding(Settings):
         if not self.active:
             return
         assert self.size is not None
+        from dat.train.optimizer import optimizer_sharding_conflict
+
         distributed.check_shard(trainer.world.size, self.size)
         exchange = trainer.exchange
         conflicts = [
@@ -52,6 +54,7 @@ class Sharding(Settings):
             exchange.protocol.sharding_conflict(),
             trainer.attack.sharding_conflict(),
             trainer.objective.sharding_conflict(),
+            optimizer_sharding_conflict(trainer),
             *(option.sharding_conflict() for option in trainer.options.each()),
             trainer.compute.sharding_conflict(),
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,10 +17,10 @@ from dat.core.rng import seeded
 from dat.core.threat import ThreatModel
 from dat.core.tracing import watched
 from dat.data import ImageData, Partitions, Stream
-from dat.distributed import Shards, WorkerSubgroup, World
+from dat.distributed import WorkerSubgroup, World
 from dat.evaluation import Accuracy
 from dat.objectives import Adversarial, Objective
-from dat.optim import LAMB, Layerwise, OptimizerSettings, Piecewise, Schedule, set_rate
+from dat.optim import LAMBSettings, Layerwise, Piecewise, Schedule, set_rate
 from dat.train.callbacks import Callback
 from dat.train.checkpointer import Checkpoint, Checkpointer
 from dat.train.consistency import check_data, check_replicas
@@ -30,6 +30,7 @@ from dat.train.errors import ADVICE, NotFinite
 from dat.train.exchange import ErrorFeedback, GradientExchange
 from dat.train.inner import InnerMaximization, inner_class
 from dat.train.moved import refuse_moved
+from dat.train.optimizer import TrainerOptimizer, connect_optimizer, make_optimizer
 from dat.train.options import Options
 from dat.train.overfitting_monitor import Collapse, RobustnessHistory
 from dat.train.part import EpochEnd, Parts
@@ -40,8 +41,6 @@ from dat.train.sharding import first_not_finite
 from dat.train.step import StepReport, dat_step
 from dat.train.timing import StepTimer
 from dat.train.worker import Worker
-
-MakeOptimizer = OptimizerSettings | Callable[[nn.Module], torch.optim.Optimizer]
 
 
 @dataclass(kw_only=True)
@@ -54,8 +53,9 @@ class Trainer:
     threat: ThreatModel = field(default_factory=ThreatModel)
     attack: Attack = field(default_factory=PGD)
     objective: Objective = field(default_factory=Adversarial)
-    optimizer: MakeOptimizer = field(default_factory=LAMB)
-    """Creates the optimizer of the model's parameters, `worker.optimizer`."""
+    optimizer: TrainerOptimizer = field(default_factory=LAMBSettings)
+    """Settings (`dat.LAMB(lr=0.05)`), a function of the model, or an optimizer of its parameters.
+    The optimizer is `worker.optimizer`."""
     schedule: Schedule = field(default_factory=Piecewise)
     epochs: int = 30
     batch: int = 256
@@ -89,7 +89,7 @@ class Trainer:
         self.samples = len(data)
         subgroup = self.options.subgroup.size
         self.batches = data.batches(self.world, batch=self.batch, subgroup=subgroup, seed=self.seed)
-        self._optimizer = None if self.sharded else self._make_optimizer()
+        self._optimizer = None if self.sharded else make_optimizer(self)
         self.parts = Parts(option.build(self) for option in self.options.each())
         # drop all data but this worker's share
         labelled, *rest = (source.data for source in self.batches.sources)
@@ -188,24 +188,13 @@ class Trainer:
 
     # Joining the other workers
 
-    def _make_optimizer(self, shards: Shards | None = None) -> torch.optim.Optimizer:
-        """Create the optimizer of the parameters, sharded or not."""
-        if isinstance(self.optimizer, OptimizerSettings):
-            optimizer = self.optimizer(self.model, batch=self.batch)
-        else:
-            optimizer = self.optimizer(self.model)
-        if isinstance(optimizer, Layerwise):
-            optimizer.shards = shards
-        for group in optimizer.param_groups:
-            group.setdefault("initial_lr", group["lr"])
-        return optimizer
-
     def _join(self) -> None:
         """Join the other workers and create this `Worker`; all start from rank 0's weights."""
         world, options = self.world, self.options
         engine = self._engine()
         exchange = self.exchange.connect(self)
-        optimizer = self._optimizer or self._make_optimizer(exchange.shards)
+        optimizer = self._optimizer or make_optimizer(self)
+        connect_optimizer(optimizer, exchange)
         subgroup = WorkerSubgroup(world, options.subgroup.size, exchange.ledger)
         check_data(self.batches, self.batch, world)
         inner = self._inner(self.attack)

@@ -12,8 +12,8 @@ def add(bench: Commands) -> None:
     optimizer = bench.add(
         "optimizer",
         _optimizer,
-        "benchmark LAMB and LARS against torch's AdamW and SGD, timm and pytorch_optimizer",
-        "  dat bench optimizer --against adamw,sgd,timm,pytorch_optimizer",
+        "benchmark LAMB and LARS against torch's AdamW and SGD, Muon, timm and pytorch_optimizer",
+        "  dat bench optimizer --against adamw,sgd,muon,timm,pytorch_optimizer",
     )
     optimizer.add_argument(
         "--model", default="resnet50", help="network whose parameters to update (default: resnet50)"

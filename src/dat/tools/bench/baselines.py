@@ -21,6 +21,7 @@ BASELINES = {
     "optimizer": {
         "adamw": "torch_adamw",
         "sgd": "torch_sgd",
+        "muon": "muon_optimizers",
         "timm": "timm_optimizers",
         "pytorch_optimizer": "pytorch_optimizers",
     },

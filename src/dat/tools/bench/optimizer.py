@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from dat.models import build_model
-from dat.optim import LAMB, LARS
+from dat.optim import LAMB, LARS, Muon
+from dat.optim.orthogonal import is_matrix
 from dat.tools.bench.baselines import import_package, load_baselines
 from dat.tools.bench.limits import describe_machine, measure_limits, use_threads
 from dat.tools.bench.timing import Comparison, take_turns
@@ -97,6 +98,26 @@ def torch_sgd() -> dict[str, Candidate]:
         return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
 
     return {"torch SGD, momentum, fused": Candidate(make, MOMENTUM)}
+
+
+def muon_optimizers() -> dict[str, Candidate]:
+    """Ours, and torch's for the matrices of the network, which it takes as such only."""
+
+    def torchs(model: nn.Module) -> torch.optim.Optimizer:
+        matrices = []
+        for parameter in filter(is_matrix, model.parameters()):
+            assert parameter.grad is not None
+            matrices.append(nn.Parameter(parameter.detach().flatten(1)))
+            matrices[-1].grad = parameter.grad.flatten(1)
+        return torch.optim.Muon(matrices, lr=1e-3)
+
+    return {
+        "ours, Muon": Candidate(Muon(lr=1e-3, head="muon"), MOMENTUM),
+        "ours, Muon, bfloat16": Candidate(
+            Muon(lr=1e-3, head="muon", precision="bfloat16"), MOMENTUM
+        ),
+        "torch Muon, bfloat16, matrices": Candidate(torchs, MOMENTUM),
+    }
 
 
 def timm_optimizers() -> dict[str, Candidate]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dat.config.schema import RunConfig
-from dat.optim import LAMB, SGD
+from dat.optim import SGD, AdamW, LAMBSettings
 
 FLOAT = 4
 BATCHES = 2, 4
@@ -75,8 +75,9 @@ def _saved_bytes(model: nn.Module, x: Tensor) -> int:
 
 
 def optimizer_states(config: RunConfig) -> int:
-    """Values kept per weight: two moments of LAMB, one momentum of the others."""
-    if isinstance(config.optimizer, LAMB):
+    """Values kept per weight: two moments of LAMB and AdamW, one momentum of the others (Muon's few
+    parameters that are not matrices have two)."""
+    if isinstance(config.optimizer, LAMBSettings | AdamW):
         return 2
     if isinstance(config.optimizer, SGD) and config.optimizer.momentum == 0:
         return 0

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from dat.core.lazy import torch
 from dat.core.settings import SettingError, setting
-from dat.optim.base import OptimizerSettings, parameter_groups
+from dat.optim.base import TorchSettings, parameter_groups
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGD(OptimizerSettings):
+class SGD(TorchSettings):
     """`torch.optim.SGD`. The paper's code uses weight decay 5e-4 on CIFAR, 1e-4 on ImageNet."""
 
     lr: float = setting(0.1, "peak learning rate eta", gt=0)
