@@ -18,7 +18,7 @@ from dat.data import Batches, BatchSource, ImageData, RandomPartitionSampler
 from dat.distributed import Exchange, ScopedBatchNorm, WorkerError, WorkerSubgroup, World
 from dat.models import build_model
 from dat.objectives import Adversarial
-from dat.optim import LAMB
+from dat.optim import LAMB, Muon, muon
 from dat.train.engine import Engine
 from dat.train.step import dat_step
 from tests.trainers import make_trainer, make_worker
@@ -215,8 +215,30 @@ def lost_peer(world: World) -> Any:
     return "nothing was raised"
 
 
+def shared_muon(world: World) -> Any:
+    """Train with Muon, where each worker orthogonalizes its share of the matrices, or all of them:
+    digests, and megabytes per step."""
+    results = []
+    for least in (0.0, float("inf")):
+        muon.WORTH_SHARING = least
+        trainer = make_trainer(
+            model=build_model("cnn", 4, width=4),
+            data=images(24),
+            attack=PGD(steps=1),
+            optimizer=Muon(lr=0.01, head="muon"),
+            epochs=1,
+            batch=12,
+            world=world,
+        )
+        record = trainer.fit()[0]
+        results.append((digest(trainer.model), record.mb_per_step))
+    matrices = [p.numel() for p in trainer.model.parameters() if p.dim() > 1]
+    return {"runs": results, "largest": max(matrices), "all": sum(matrices)}
+
+
 CHECKS = (
     bn_replicas,
+    shared_muon,
     running_statistics,
     uneven_statistics,
     attack_traffic,

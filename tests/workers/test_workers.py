@@ -53,6 +53,16 @@ def test_every_byte_is_counted(results: list[dict[str, Any]]) -> None:
     assert result["mb_per_step"] == pytest.approx((gradients + stats) / 1e6, rel=1e-4)
 
 
+def test_shared_matrices_give_the_same_bits_and_are_counted(results: list[dict[str, Any]]) -> None:
+    """Each worker sends as much as the busiest, which has at least the largest matrix."""
+    assert len({run[0] for worker in results for run in worker["shared_muon"]["runs"]}) == 1
+    for worker in results:
+        result = worker["shared_muon"]
+        (_, shared), (_, alone) = result["runs"]
+        sent = (shared - alone) * 1e6 / (WORKERS * (WORKERS - 1) * 4)
+        assert result["largest"] <= round(sent) < result["all"]
+
+
 def test_time_is_measured(results: list[dict[str, Any]]) -> None:
     result = results[0]["bn_replicas"]
     assert 0 < result["comm_seconds"] < result["seconds"]
