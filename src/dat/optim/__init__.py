@@ -14,7 +14,7 @@ from dat.optim.base import OptimizerSettings, scale_rates
 from dat.optim.directions import AdamDirection, Direction, MomentumDirection
 from dat.optim.lamb import LAMB
 from dat.optim.lars import LARS
-from dat.optim.schedules import Constant, Cosine, Cyclic, Piecewise, Schedule, set_rate
+from dat.optim.schedules import Constant, Cosine, Cyclic, OneCycle, Piecewise, Schedule, set_rate
 from dat.optim.sgd import LSGD, SGD
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "piecewise": Piecewise,
     "cosine": Cosine,
     "cyclic": Cyclic,
+    "one-cycle": OneCycle,
     "constant": Constant,
 }
 
@@ -59,6 +60,7 @@ __all__ = [
     "Direction",
     "Layerwise",
     "MomentumDirection",
+    "OneCycle",
     "OptimizerSettings",
     "Piecewise",
     "Schedule",

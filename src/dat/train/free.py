@@ -32,14 +32,14 @@ class FreeReplay(InnerMaximization):
         draws = self._draws(batch, epoch, step)
         if step % self.attack.replays and self.replayed:
             return self.replayed[0].requires_grad_(True)
-        return self.attack.start(batch.x, self.threat, draws).requires_grad_(True)
+        return self.attack.start(batch.x, batch.threat, draws).requires_grad_(True)
 
     def remember(self, worker: Worker, batch: Batch, x_adv: Tensor, epoch: int, step: int) -> None:
         """The update's backward pass has computed the attack's gradient, too."""
         assert x_adv.grad is not None
         subgroup = worker.subgroup
         gradient = subgroup.sum(x_adv.grad) if subgroup.size > 1 else x_adv.grad
-        self.replayed = [self.attack.ascend(x_adv.detach(), gradient, batch.x, self.threat)]
+        self.replayed = [self.attack.ascend(x_adv.detach(), gradient, batch.x, batch.threat)]
 
     def worker_state(self) -> dict[str, Tensor]:
         return {f"{PREFIX}{number}": images for number, images in enumerate(self.replayed)}
