@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         Constant,
         Cosine,
         Cyclic,
+        OneCycle,
         Piecewise,
         scale_rates,
     )
@@ -107,7 +108,7 @@ else:
         export="export_run load",
         models="Normalize Resized build_model fold freeze normalized rate_factors replace_head",
         objectives="Adversarial Batch Objective Smooth Stability",
-        optim="EMA LALR LAMB LARS LSGD SGD Constant Cosine Cyclic Piecewise scale_rates",
+        optim="EMA LALR LAMB LARS LSGD SGD Constant Cosine Cyclic OneCycle Piecewise scale_rates",
         report="Progress",
         train=(
             "Callback GradientExchange Logged Options RunFolder Sharding Trainer TrainingData "
@@ -156,6 +157,7 @@ __all__ = [
     "NoAttack",
     "Normalize",
     "Objective",
+    "OneCycle",
     "Options",
     "PerTensor",
     "Piecewise",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -72,7 +74,10 @@ def test_cyclic_is_a_triangle() -> None:
     assert factors(Cyclic(peak_at=0.25), [0, 1, 2, 5, 8], 8) == pytest.approx([0, 0.5, 1, 0.5, 0])
 
 
-@pytest.mark.parametrize("anneal", ["cosine", "linear"])
+TORCHS: dict[str, Literal["cos", "linear"]] = {"cosine": "cos", "linear": "linear"}
+
+
+@pytest.mark.parametrize("anneal", TORCHS)
 @pytest.mark.parametrize("peak_at", [0.1, 0.3, 0.8])
 def test_one_cycle_is_that_of_torch(peak_at: float, anneal: str) -> None:
     """torch's phases end one step early, at step peak_at * N - 1 and at the last step: at the same
@@ -80,11 +85,7 @@ def test_one_cycle_is_that_of_torch(peak_at: float, anneal: str) -> None:
     steps, schedule = 40, OneCycle(peak_at=peak_at, anneal=anneal)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     theirs = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer,
-        1.0,
-        total_steps=steps,
-        pct_start=peak_at,
-        anneal_strategy="cos" if anneal == "cosine" else anneal,
+        optimizer, 1.0, total_steps=steps, pct_start=peak_at, anneal_strategy=TORCHS[anneal]
     )
     end = peak_at * steps - 1
     for step in range(steps):
