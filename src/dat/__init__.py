@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         Cosine,
         Cyclic,
         Muon,
+        OneCycle,
         OptimizerSettings,
         Piecewise,
         scale_rates,
@@ -112,7 +113,7 @@ else:
         models="Normalize Resized build_model fold freeze normalized rate_factors replace_head",
         objectives="Adversarial Batch Objective Smooth Stability",
         optim=(
-            "EMA LALR LAMB LARS LSGD SGD AdamW ClassicLARS Constant Cosine Cyclic Muon "
+            "EMA LALR LAMB LARS LSGD SGD AdamW ClassicLARS Constant Cosine Cyclic Muon OneCycle "
             "OptimizerSettings Piecewise scale_rates"
         ),
         report="Progress",
@@ -166,6 +167,7 @@ __all__ = [
     "NoAttack",
     "Normalize",
     "Objective",
+    "OneCycle",
     "OptimizerSettings",
     "Options",
     "PerTensor",

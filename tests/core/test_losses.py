@@ -18,8 +18,10 @@ from dat.core.losses import (
     boosted_cross_entropy,
     cross_entropy,
     dlr,
+    hard_labels,
     kl_divergence,
     margin,
+    soft_labels,
     targeted_dlr,
     targeted_margin,
 )
@@ -41,6 +43,41 @@ def test_cross_entropy_is_the_formula(smoothing: float) -> None:
     loss = cross_entropy(logits, labels, smoothing=smoothing)
     assert loss.shape == (6,)
     torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_cross_entropy_is_linear_in_soft_labels(smoothing: float) -> None:
+    logits, labels = logits_and_labels()
+    other = labels.flip(0)
+    mixed = 0.3 * soft_labels(labels, 4).double() + 0.7 * soft_labels(other, 4)
+    loss = cross_entropy(logits, mixed, smoothing=smoothing)
+    parts = [cross_entropy(logits, y, smoothing=smoothing) for y in (labels, other)]
+    torch.testing.assert_close(loss, 0.3 * parts[0] + 0.7 * parts[1])
+    mean = F.cross_entropy(logits, mixed, label_smoothing=smoothing)
+    torch.testing.assert_close(loss.mean(), mean)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_soft_labels_of_unlabelled_examples_cost_nothing(smoothing: float) -> None:
+    logits, labels = logits_and_labels()
+    labels[2] = NO_LABEL
+    soft = soft_labels(labels, 4)
+    assert soft.sum(1).tolist() == [1, 1, 0, 1, 1, 1]
+    expected = cross_entropy(logits, labels, smoothing=smoothing)
+    torch.testing.assert_close(cross_entropy(logits, soft, smoothing=smoothing), expected)
+    assert torch.equal(hard_labels(soft), labels) and hard_labels(labels) is labels
+
+
+def test_hard_labels_are_those_of_the_largest_weight() -> None:
+    soft = torch.tensor([[0.2, 0.8, 0.0], [0.6, 0.0, 0.4], [0.0, 0.0, 0.0], [0.0, 0.0, 0.1]])
+    assert hard_labels(soft).tolist() == [1, 0, NO_LABEL, 2]
+
+
+@pytest.mark.parametrize("loss", [margin, dlr, boosted_cross_entropy])
+def test_other_losses_refuse_soft_labels(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    logits, labels = logits_and_labels()
+    with pytest.raises(ValueError, match="is not defined for soft labels"):
+        loss(logits, soft_labels(labels, 4))
 
 
 def test_cross_entropy_has_the_mean_of_torch() -> None:

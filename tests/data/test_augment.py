@@ -142,10 +142,13 @@ def test_every_pixel_is_the_centre_of_a_hole_equally_often() -> None:
 
 def test_the_parts_follow_each_other() -> None:
     x = bytes_(12, 3, 8, 8)
-    every = Augmentation(kind="crop-flip", cutout=3, randaugment=2, magnitude=20)
-    expected = augment(x, "crop-flip", draws())
+    every = Augmentation(
+        kind="crop-flip", cutout=3, randaugment=2, magnitude=20, jitter=0.4, erasing=0.5
+    )
+    expected = Augmentation(jitter=0.4)(augment(x, "crop-flip", draws()), draws())
     expected = Augmentation(randaugment=2, magnitude=20)(expected, draws())
     expected = Augmentation(cutout=3)(expected, draws())
+    expected = Augmentation(erasing=0.5)(expected, draws())
     assert torch.equal(every(x, draws()), expected)
 
 
@@ -155,6 +158,8 @@ SETTINGS = st.builds(
     cutout=st.integers(0, 12),
     randaugment=st.integers(0, 2),
     magnitude=st.integers(0, 30),
+    jitter=st.sampled_from([0.0, 0.4]),
+    erasing=st.sampled_from([0.0, 0.7]),
 )
 
 
@@ -190,6 +195,8 @@ def test_batches_and_their_order_do_not_matter(
         ({"cutout": -1}, "cutout = -1: must be at least 0"),
         ({"cutout": 1.5}, "cutout = 1.5: must be a whole number, at least 0"),
         ({"randaugment": -2}, "randaugment = -2: must be at least 0"),
+        ({"jitter": 1.5}, "jitter = 1.5: must be at least 0 and at most 1"),
+        ({"erasing": -0.1}, "erasing = -0.1: must be at least 0 and at most 1"),
         ({"magnitude": 31}, "magnitude = 31: must be at least 0 and at most 30"),
     ],
 )

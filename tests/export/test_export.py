@@ -302,7 +302,9 @@ def test_a_missing_package_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"--format onnx: needs onnx: pip install 'dat-robust\[onnx\]'"):
+    with pytest.raises(
+        ValueError, match=r"--format onnx: needs onnx: pip install 'dat-robust\[onnx\]'"
+    ):
         dat.export_run(tmp_path, formats=["onnx"])
 
 

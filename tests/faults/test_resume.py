@@ -60,6 +60,8 @@ def make(world: World, root: Path | None, **options: Any) -> Trainer:
         nn.Dropout(0.2),
         nn.Linear(64, 3),
     )
+    if "resize" in options:
+        net[3] = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten())
     defaults: dict[str, Any] = {
         "model": net,
         "data": train,
@@ -155,6 +157,16 @@ CASES: dict[str, dict[str, Any]] = {
         "attack": Free(replays=3),
         "epochs": 2,
     },
+    "mixed, erased": {
+        "mixup": 0.8,
+        "cutmix": 1.0,
+        "eps_warmup": 2.0,
+        "augmentation": Augmentation(kind="crop-flip", jitter=0.4, erasing=0.5),
+        "ema": 0.9,
+        "ema_warmup": False,
+    },
+    "mixed, free": {"attack": Free(replays=3), "mixup": 0.8, "eps_warmup": 1.0, "epochs": 2},
+    "small first": {"resize": (4, 5), "resize_until": (1, 2), "objective": TRADES()},
     "rescued": {
         "attack": FGSM(),
         "overfitting_monitor": OverfittingMonitor(action="rescue", drop=2.0, least=0.0),

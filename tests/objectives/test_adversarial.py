@@ -96,7 +96,7 @@ def test_phi_is_the_plain_cross_entropy() -> None:
 )
 def test_impossible_settings_are_refused(name: str, value: float, message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        Adversarial(**{name: value})
+        Adversarial.read({name: value}, "Adversarial")
 
 
 def test_a_team_has_nothing_to_share() -> None:

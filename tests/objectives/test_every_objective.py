@@ -11,9 +11,20 @@ from torch.func import functional_call
 
 from dat.attacks import ATTACKS, PGD, AttackTarget
 from dat.attacks.target import value_and_grad
+from dat.core.losses import cross_entropy, soft_labels
 from dat.core.settings import SettingError
 from dat.core.threat import ThreatModel
-from dat.objectives import OBJECTIVES, TRADES, Batch, Noisy, Objective
+from dat.objectives import (
+    OBJECTIVES,
+    TRADES,
+    Adversarial,
+    Batch,
+    GradAlign,
+    LogitPairing,
+    Noisy,
+    Objective,
+)
+from dat.objectives.labels import LabelSmoothing
 from tests.attacks.cases import cheap, takes_a_closure
 
 CLASSES = 4
@@ -91,6 +102,66 @@ def test_losses_of_samples_are_independent(objective: Objective) -> None:
     together = objective.loss(net, full, x_adv).loss[rows]
     apart = objective.loss(net, full.select(rows), x_adv[rows]).loss
     torch.testing.assert_close(apart, together)
+
+
+takes_soft_labels = pytest.mark.parametrize(
+    "objective", [one for one in variants() if not one.soft_labels_conflict()], ids=repr
+)
+
+
+@takes_soft_labels
+def test_losses_are_affine_in_the_labels(objective: Objective) -> None:
+    """Soft labels of one class give the loss of that class; mixed ones, the mean of two losses.
+    Parts without a label, such as a KL divergence, stay: the weights sum to 1. GradAlign's cosine
+    is of a gradient, so it is not linear."""
+    net, (x, x_adv, y) = Counted(), batch()
+    weights = (1.0,) if objective.second_derivatives else (1.0, 0.3)
+    one, other = soft_labels(y, CLASSES), soft_labels(y.flip(0), CLASSES)
+    for weight in weights:
+        mixed = Batch.of(x, weight * one + (1 - weight) * other)
+        parts = [Batch.of(x, labels) for labels in (y, y.flip(0))]
+        loss, *losses = (objective.loss(net, b, x_adv).loss for b in (mixed, *parts))
+        torch.testing.assert_close(loss, weight * losses[0] + (1 - weight) * losses[1])
+        if not isinstance(objective, Noisy):  # phi of the vote is no cross-entropy of one pass
+            phi, *phis = (objective.phi(net, b)(x_adv) for b in (mixed, *parts))
+            torch.testing.assert_close(phi, weight * phis[0] + (1 - weight) * phis[1])
+
+
+@takes_soft_labels
+@pytest.mark.parametrize(
+    "name", [name for name in ATTACKS if not ATTACKS[name]().soft_labels_conflict()]
+)
+def test_attacks_maximise_the_loss_of_soft_labels(objective: Objective, name: str) -> None:
+    net, (x, _, y) = Counted(), batch()
+    mixed = 0.6 * soft_labels(y, CLASSES) + 0.4 * soft_labels(y.flip(0), CLASSES)
+    phi, attack = objective.phi(net, Batch.of(x, mixed)), cheap(ATTACKS[name](), steps=5)
+    x_adv = attack(phi, x, ThreatModel(eps=0.05))
+    starts_at_image = name in ("none", "free")
+    gain = (phi(x_adv) - phi(x)).sum()
+    assert gain > (-1e-12 if starts_at_image else 0)
+
+
+def test_components_that_need_one_label_say_so() -> None:
+    refusing = {name for name, kind in ATTACKS.items() if kind().soft_labels_conflict()}
+    assert refusing == {"apgd-t", "fab", "square"}
+    assert {name for name, kind in OBJECTIVES.items() if kind().soft_labels_conflict()} == {"mart"}
+    for attack, setting in (
+        (PGD(loss="margin"), "attack.loss = margin"),
+        (PGD(patience=2), "attack.patience = 2"),
+    ):
+        assert attack.soft_labels_conflict().startswith(setting)
+    assert PGD(loss="cross-entropy").soft_labels_conflict() == ""
+
+
+@pytest.mark.parametrize("kind", [Adversarial, GradAlign, LogitPairing])
+def test_the_attack_may_use_the_smoothed_labels(kind: type[LabelSmoothing]) -> None:
+    net, (x, x_adv, y) = Counted(), batch()
+    for smooth_attack, smoothing in ((False, 0.0), (True, 0.3)):
+        objective = kind(label_smoothing=0.3, smooth_attack=smooth_attack)
+        phi = objective.phi(net, Batch.of(x, y))(x_adv)
+        torch.testing.assert_close(phi, cross_entropy(net(x_adv), y, smoothing=smoothing))
+        smoothed, plain = (o.loss(net, Batch.of(x, y), x_adv).loss for o in (objective, kind()))
+        assert not torch.allclose(smoothed, plain)
 
 
 @every_objective

@@ -64,4 +64,4 @@ def test_without_a_perturbation_it_is_one_plus_lambda_cross_entropies(weight: fl
 @pytest.mark.parametrize("name", ["clean_weight", "pairing_weight"])
 def test_impossible_settings_are_refused(name: str) -> None:
     with pytest.raises(SettingError, match=rf"LogitPairing\.{name} = -1: must be at least 0"):
-        LogitPairing(**{name: -1.0})
+        LogitPairing.read({name: -1.0}, "LogitPairing")

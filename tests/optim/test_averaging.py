@@ -46,6 +46,17 @@ def test_closed_form(decay: float) -> None:
     torch.testing.assert_close(ema.module.get_parameter("0.weight").data, expected)
 
 
+def test_without_a_warm_up_the_decay_is_constant() -> None:
+    model = network()
+    ema, weight = EMA(model, 0.9, warmup=False), model.get_parameter("0.weight")
+    expected = weight.detach().clone()
+    for step in range(4):
+        move(model, step)
+        ema.update(model)
+        expected = 0.9 * expected + 0.1 * weight.detach()
+    torch.testing.assert_close(ema.module.get_parameter("0.weight").data, expected)
+
+
 def test_buffers_are_the_models() -> None:
     model = network()
     ema = EMA(model, 0.9)

@@ -186,5 +186,5 @@ def test_rules_between_fields(kind: type[Settings], values: dict[str, Any]) -> N
 
 def test_the_registries_hold_what_they_say() -> None:
     assert list(OPTIMIZERS) == ["lamb", "lars", "sgd", "lsgd", "adamw", "muon"]
-    assert list(SCHEDULES) == ["piecewise", "cosine", "cyclic", "constant"]
+    assert list(SCHEDULES) == ["piecewise", "cosine", "cyclic", "one-cycle", "constant"]
     assert all(issubclass(kind, Schedule) for kind in SCHEDULES.values())

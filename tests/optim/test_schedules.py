@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Literal
 
-from dat.optim import Constant, Cosine, Cyclic, Piecewise, Schedule
+import pytest
+import torch
+
+from dat.optim import Constant, Cosine, Cyclic, OneCycle, Piecewise, Schedule
 
 
 def factors(schedule: Schedule, at: list[float], epochs: int) -> list[float]:
@@ -69,6 +72,38 @@ def test_cosine() -> None:
 def test_cyclic_is_a_triangle() -> None:
     assert factors(Cyclic(), [0, 2.5, 5, 7.5, 10, 11], 10) == [0, 0.5, 1, 0.5, 0, 0]
     assert factors(Cyclic(peak_at=0.25), [0, 1, 2, 5, 8], 8) == pytest.approx([0, 0.5, 1, 0.5, 0])
+
+
+TORCHS: dict[str, Literal["cos", "linear"]] = {"cosine": "cos", "linear": "linear"}
+
+
+@pytest.mark.parametrize("anneal", TORCHS)
+@pytest.mark.parametrize("peak_at", [0.1, 0.3, 0.8])
+def test_one_cycle_is_that_of_torch(peak_at: float, anneal: str) -> None:
+    """torch's phases end one step early, at step peak_at * N - 1 and at the last step: at the same
+    share of a phase, the rates are the same."""
+    steps, schedule = 40, OneCycle(peak_at=peak_at, anneal=anneal)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 1.0, total_steps=steps, pct_start=peak_at, anneal_strategy=TORCHS[anneal]
+    )
+    end = peak_at * steps - 1
+    for step in range(steps):
+        up, down = step / end, (step - end) / (steps - 1 - end)
+        progress = peak_at * up if step < end else peak_at + (1 - peak_at) * down
+        rate = optimizer.param_groups[0]["lr"]
+        assert schedule(progress * 10, 10) == pytest.approx(rate, rel=1e-9, abs=1e-12)
+        optimizer.step()
+        theirs.step() if step < steps - 1 else None
+
+
+def test_one_cycle_in_numbers() -> None:
+    linear = OneCycle(anneal="linear", peak_at=0.5, start=0.2, final=0.1)
+    assert factors(linear, [0, 2.5, 5, 7.5, 10, 11], 10) == pytest.approx(
+        [0.2, 0.6, 1, 0.55, 0.1, 0.1]
+    )
+    cosine = OneCycle(peak_at=0.5, start=0.2, final=0.0)
+    assert factors(cosine, [0, 2.5, 5, 7.5, 10], 10) == pytest.approx([0.2, 0.6, 1, 0.5, 0])
 
 
 def test_constant() -> None:

@@ -17,7 +17,7 @@ from dat.data import ImageData
 from dat.distributed import World
 from dat.distributed.world import SingleWorker
 from dat.models import build_model, normalized
-from dat.objectives import TRADES, Adversarial, Objective, Smooth
+from dat.objectives import TRADES, Adversarial, GradAlign, Objective, Smooth
 from dat.optim import SGD
 from dat.train import Trainer
 from dat.train.engine import Compute, Engine
@@ -238,6 +238,50 @@ def test_auto_compiles_only_if_it_pays_off() -> None:
     assert "compiled" not in " ".join(Engine.of(model, Compute(), x, 10**12).notes)  # a CPU
     with pytest.raises(SettingError, match=r"compute.compile = on: compiles the copy"):
         Engine.of(model, Compute(compile="on", fold=False), x, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its own functions
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+def test_a_compiled_update_has_the_same_results(world: World) -> None:
+    """Attacks, evaluation and copies use the model as it is."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    made = trainer(world, Compute(compile_update=True), cnn(), objective=TRADES())
+    assert "update compiled" in made.worker.engine.notes
+    check_same(made, trainer(world, Compute(), cnn(), objective=TRADES()), rtol=1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert "forward" not in vars(made.model)
+
+
+def test_a_network_that_cannot_be_compiled_is_named(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> Any:
+        def forward(x: Tensor) -> Tensor:
+            raise torch._dynamo.exc.Unsupported("too dynamic\nand so on")
+
+        return forward
+
+    monkeypatch.setattr(torch, "compile", broken)
+    made = trainer(world, Compute(compile_update=True), cnn())
+    with pytest.raises(SettingError, match=r"compile_update = true: cannot .* \(too dynamic\)"):
+        dat_step(made.worker, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("compute", "settings", "message"),
+    [
+        (Compute(compile_update=True, recompute=True), {}, "set compute.recompute = false"),
+        (Compute(compile_update=True), {"objective": GradAlign()}, "second derivatives"),
+        (Compute(compile_update=True), {"bn": "ghost"}, "use train.bn local"),
+    ],
+)
+def test_what_a_compiled_update_does_not_support_is_refused(
+    world: World, compute: Compute, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingError, match=f"compute.compile_update = true: .*{message}"):
+        trainer(world, compute, **settings)
 
 
 @pytest.mark.slow

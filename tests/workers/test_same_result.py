@@ -37,6 +37,14 @@ CASES: dict[str, tuple[str, ...]] = {
     "growing": (DOUBLE, "train.epochs=2", "train.grow=1", "train.grow_by=3", "train.bn=sync"),
     "adamw": (DOUBLE, "optimizer.name=adamw"),
     "muon": (DOUBLE, "optimizer.name=muon", "optimizer.head=muon"),
+    "mixed": (
+        *(DOUBLE, "train.mixup=0.8", "train.cutmix=1", "data.augmentation=crop-flip"),
+        *("data.jitter=0.4", "data.erasing=0.25", "train.eps_warmup=0.5"),
+    ),
+    "mixed, trades, unlabelled, resized": (
+        *(DOUBLE, "objective.name=trades", *MIXED, "train.mixup=0.4", "train.epochs=2"),
+        *("train.resize=6", "train.resize_until=1"),
+    ),
     "smooth": (DOUBLE, *SMOOTH),
     "smooth, carried": (DOUBLE, *SMOOTH, "attack.carry=true", "train.epochs=2"),
 }
@@ -66,7 +74,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return train_cases
 
 
-SHARED = ("single precision", "linf", "l2")
+SHARED = ("single precision", "linf", "l2", "mixed")
 SUBGROUPS = ("smooth", "smooth, carried")
 
 
@@ -95,6 +103,7 @@ def test_cases_are_different(trained: Trained) -> None:
     cases = trained(1)
     assert distance(cases["linf"], cases["trades"]) > 1e-3
     assert distance(cases["linf"], cases["l2"]) > 1e-3
+    assert distance(cases["linf"], cases["mixed"]) > 1e-3
     assert distance(cases["smooth"], cases["smooth, carried"]) > 1e-3
 
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from dat.attacks.target import AttackTarget, Loss, require_target, select, stops_when_broken, value
+from dat.attacks.target import (
+    GIVEN,
+    AttackTarget,
+    Loss,
+    require_target,
+    select,
+    stops_when_broken,
+    value,
+)
 from dat.core.lazy import torch
 from dat.core.rng import Streams
 from dat.core.settings import Settings, setting
@@ -82,6 +90,21 @@ class Attack(Settings, ABC):
         """The setting that lets images leave the batch before the last step, with its value."""
         return ""
 
+    def scaled(self, factor: float) -> Self:
+        """This attack in a ball of `factor` times the radius: step sizes in pixels change too."""
+        step_size = getattr(self, "step_size", None)
+        changed: Any = {} if step_size is None else {"step_size": factor * step_size}
+        return replace(self, **changed)
+
+    def soft_labels_conflict(self) -> str:
+        """Why the attack does not work with soft labels, and what to set; empty if it does."""
+        if self.early_stopping:
+            return f"{self.early_stopping}: mixed images are never misclassified; use none"
+        loss = getattr(self, "loss", GIVEN)
+        if loss in (GIVEN, "cross-entropy"):
+            return ""
+        return f"attack.loss = {loss}: not defined for soft labels; use given or cross-entropy"
+
     def sharding_conflict(self) -> str:
         """Why the attack does not work with a sharded model, and an alternative; empty if it
         does."""
@@ -101,6 +124,9 @@ class Targeted(Attack):
     @property
     def reads_labels(self) -> bool:
         return True
+
+    def soft_labels_conflict(self) -> str:
+        return f"attack {type(self).__name__} targets wrong classes, and needs one label; use pgd"
 
     @abstractmethod
     def perturb_towards(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dat.core.deprecation import RenamedAttribute
 from dat.core.lazy import torch
-from dat.core.losses import cross_entropy, dlr, margin
+from dat.core.losses import cross_entropy, dlr, is_soft, margin, require_hard
 from dat.core.tracing import stage
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class AttackTarget:
 
     model: Callable[[Tensor], Tensor]
     labels: Tensor
+    """A class per image, or soft labels: weights of the classes."""
     loss: Callable[..., Tensor] = cross_entropy
     """A function of logits, labels and, if there are any, targets."""
     targets: Tensor | None = None
@@ -47,9 +48,11 @@ class AttackTarget:
         return self.loss(logits, self.labels, *targets), self.misclassified(logits)
 
     def misclassified(self, logits: Tensor) -> Tensor:
-        """Whether each image is misclassified; logits that are not finite count as wrong."""
+        """Whether each image is misclassified; logits that are not finite count as wrong. With soft
+        labels no class is wrong, and attacks maximise the loss alone."""
         logits = logits.detach()
-        return (logits.argmax(1) != self.labels) | ~logits.isfinite().all(1)
+        broken = ~logits.isfinite().all(1)
+        return broken if is_soft(self.labels) else (logits.argmax(1) != self.labels) | broken
 
     def select(self, rows: Tensor) -> AttackTarget:
         """The target for a subset of the images."""
@@ -60,6 +63,7 @@ class AttackTarget:
 
     def wrong_classes(self, x: Tensor) -> Tensor:
         """The wrong classes of each image, from the most to the least likely."""
+        require_hard(self.labels, "targeted loss")
         with torch.no_grad():
             logits = self.model(x).scatter(1, self.labels.unsqueeze(1), float("-inf"))
             return logits.argsort(dim=1, descending=True, stable=True)[:, :-1]

@@ -109,6 +109,20 @@ class DataConfig(Settings):
         0, "RandAugment: number of operations per image; 0: no RandAugment", ge=0
     )
     magnitude: int = setting(9, "RandAugment: strength of the operations", ge=0, le=30)
+    jitter: float = setting(
+        0.0,
+        "color jitter: largest relative change of brightness, contrast and saturation, e.g. 0.4; "
+        "0: no jitter",
+        ge=0,
+        le=1,
+    )
+    erasing: float = setting(
+        0.0,
+        "random erasing: share of the images in which a box is filled with noise, e.g. 0.25; 0: "
+        "none",
+        ge=0,
+        le=1,
+    )
 
     def mix(self) -> Mix:
         """How labelled and unlabelled images are mixed in a batch."""
@@ -129,6 +143,8 @@ class DataConfig(Settings):
             cutout=self.cutout,
             randaugment=self.randaugment,
             magnitude=self.magnitude,
+            jitter=self.jitter,
+            erasing=self.erasing,
         )
 
     def reading(self) -> ReadOptions:

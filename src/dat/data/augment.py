@@ -13,6 +13,8 @@ from dat.core.lazy import functional as F
 from dat.core.lazy import torch
 from dat.core.rng import Streams
 from dat.core.settings import Settings, setting
+from dat.data.erasing import erase
+from dat.data.jitter import jitter
 from dat.data.randaugment import STRONGEST, rand_augment
 from dat.kernels.native import crop
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 AUGMENTATIONS = ("none", "crop", "crop-flip", "resized-crop")
+PIXEL_VALUES = ("randaugment", "cutout", "jitter", "erasing")
+"""Settings of augmentations that change pixel values."""
 PADDING = 4
 
 
@@ -27,8 +31,8 @@ PADDING = 4
 class Augmentation(Settings):
     """Random augmentation of a batch of uint8 images or of floats in [0, 1].
 
-    Crop and flip come first, then RandAugment, then cutout, so that its hole stays a square of
-    zeros.
+    Crop and flip come first, then jitter, RandAugment, cutout and erasing, so that holes stay as
+    they are.
     """
 
     kind: str = setting(
@@ -40,6 +44,15 @@ class Augmentation(Settings):
     cutout: int = setting(0, "side of the square set to zero, in pixels; 0 disables it", ge=0)
     randaugment: int = setting(0, "RandAugment: operations per image; 0 disables it", ge=0)
     magnitude: int = setting(9, "strength of RandAugment's operations", ge=0, le=STRONGEST)
+    jitter: float = setting(
+        0.0,
+        "color jitter: largest change of brightness, contrast and saturation; 0 disables it",
+        ge=0,
+        le=1,
+    )
+    erasing: float = setting(
+        0.0, "random erasing: share of images with an erased box; 0 disables it", ge=0, le=1
+    )
 
     def __call__(self, x: Tensor, draws: Streams) -> Tensor:
         if len(x) == 0:
@@ -47,11 +60,15 @@ class Augmentation(Settings):
         windows = self.windows(draws)
         if windows is not None:
             x = _flip(x, windows.flipped) if self.kind == "resized-crop" else windows.cut(x)
+        if self.jitter:
+            x = jitter(x, draws.fork("jitter"), self.jitter)
         if self.randaugment:
             x = rand_augment(x, draws, operations=self.randaugment, magnitude=self.magnitude)
         if self.cutout:
             centers = draws.fork("cutout").uniform(torch.Size((len(x), 2)))
             x = _cutout(x, centers, self.cutout)
+        if self.erasing:
+            x = erase(x, draws.fork("erasing"), self.erasing)
         return x
 
     def windows(self, draws: Streams) -> CropWindows | None:
@@ -69,9 +86,8 @@ class Augmentation(Settings):
         """The setting, as a user writes it, that changes pixel values rather than moving them."""
         if self.kind == "resized-crop":
             return "data.augmentation = resized-crop"
-        if self.randaugment:
-            return f"data.randaugment = {self.randaugment}"
-        return f"data.cutout = {self.cutout}" if self.cutout else None
+        values = {name: getattr(self, name) for name in PIXEL_VALUES}
+        return next((f"data.{name} = {value:g}" for name, value in values.items() if value), None)
 
 
 class CropWindows(NamedTuple):

@@ -39,6 +39,15 @@ class RawBatch(NamedTuple):
         return RawBatch(*(tensor.to(device, non_blocking=True) for tensor in self))
 
 
+class Partners(NamedTuple):
+    """The image that each image of a batch is mixed with."""
+
+    rows: Tensor
+    """Rows of the batch, followed by those of `extra`."""
+    extra: RawBatch | None
+    """Images that other workers draw from a partition that they share with this one."""
+
+
 @dataclass(frozen=True)
 class BatchSource:
     """A worker's share of a dataset, and which of its samples go into which batch."""
@@ -65,7 +74,14 @@ class BatchSource:
 
     def read(self, number: int) -> RawBatch:
         """The worker's share of batch `number`, which counts on across epochs."""
-        index = self.sampler.draw(*divmod(number, self.sampler.steps), self.place)
+        return self.read_samples(number, self.drawn(number))
+
+    def drawn(self, number: int, *, shift: int = 0) -> Tensor:
+        """The samples of the worker's share of a batch, or those `shift` places further on."""
+        return self.sampler.draw(*divmod(number, self.sampler.steps), self.place, shift=shift)
+
+    def read_samples(self, number: int, index: Tensor) -> RawBatch:
+        """Samples of a batch."""
         assert self.data.numbers is not None
         rows = torch.searchsorted(self.data.numbers, index)
         images, weight = self.data.images, self.sampler.weights(index)
@@ -110,6 +126,28 @@ class Batches:
         first = epoch * self.steps
         numbers = range(first + steps.start, first + steps.stop)
         return [batch.to(device) for batch in self._loader[0].read_range(numbers)]
+
+    def partners(self, epoch: int, step: int, device: torch.device) -> Partners:
+        """For each image of the worker's share of a global batch, the next one of the same
+        partition in that batch, which is a random one, the same for any number of workers."""
+        number = epoch * self.steps + step
+        rows, extra = list[Tensor](), list[RawBatch]()
+        first, end = 0, sum(len(source.drawn(number)) for source in self.sources)
+        for source in self.sources:
+            drawn, wanted = source.drawn(number), source.drawn(number, shift=1)
+            elsewhere = wanted[~torch.isin(wanted, drawn)].unique()
+            last = first + len(drawn)
+            position = torch.cat(
+                (torch.arange(first, last), torch.arange(end, end + len(elsewhere)))
+            )
+            ascending, order = torch.cat((drawn, elsewhere)).sort()
+            rows.append(position[order[torch.searchsorted(ascending, wanted)]])
+            if len(elsewhere):
+                extra.append(source.read_samples(number, elsewhere))
+            first, end = last, end + len(elsewhere)
+        return Partners(
+            torch.cat(rows).to(device), RawBatch.cat(extra).to(device) if extra else None
+        )
 
     def close(self) -> None:
         """Stop the loader processes, if any."""

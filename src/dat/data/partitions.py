@@ -133,12 +133,15 @@ class PartitionSampler(ABC):
     def partition_batch(self, epoch: int, step: int, partition: int) -> Indices:
         """The samples that a partition contributes to a global batch."""
 
-    def draw(self, epoch: int, step: int, rank: int) -> Tensor:
-        """The samples of one worker's share of a global batch."""
+    def draw(self, epoch: int, step: int, rank: int, *, shift: int = 0) -> Tensor:
+        """The samples of one worker's share of a global batch. With `shift`, the samples that many
+        places further on in the same partition's part of the batch, cyclically."""
         shares = []
         for partition, low, high in self.ranges(rank):
             samples = self.partition_batch(epoch, step, partition)
             count = len(samples)
+            if shift:
+                samples = np.roll(samples, -shift)
             shares.append(samples[low * count // self.workers : high * count // self.workers])
         return torch.from_numpy(np.concatenate(shares))
 

@@ -37,9 +37,7 @@ def rand_augment(x: Tensor, draws: Streams, *, operations: int, magnitude: int) 
     Floats in [0, 1] are rounded to the nearest of 256 grey levels, even by the identity, and
     returned as levels / 255; images that were converted from uint8 lose nothing.
     """
-    if x.shape[1] not in (1, 3):
-        raise ValueError(f"images have {x.shape[1]} channels: RandAugment needs 1 or 3")
-    levels = x if x.dtype == torch.uint8 else x.float().mul(255).round_().to(torch.uint8)
+    levels = levels_of(x, "RandAugment")
     for number in range(operations):
         uniform = draws.fork("randaugment", number).uniform(torch.Size((len(x), 2)))
         choice, coin = (uniform[:, 0] * len(OPERATIONS)).long(), (uniform[:, 1] >= 0.5).long()
@@ -53,7 +51,7 @@ def rand_augment(x: Tensor, draws: Streams, *, operations: int, magnitude: int) 
             if len(images)
         ]
         levels = torch.cat(changed).index_select(0, order.argsort())
-    return levels if x.dtype == torch.uint8 else levels.to(x.dtype).div_(255)
+    return like(levels, x)
 
 
 def _autocontrast(x: Tensor) -> Tensor:
@@ -87,7 +85,7 @@ def _posterize(x: Tensor, bits: int) -> Tensor:
     return x.bitwise_and(256 - 2 ** (8 - bits))
 
 
-def _grey(x: Tensor) -> Tensor:
+def grey(x: Tensor) -> Tensor:
     """Luminance by ITU-R 601, as one channel."""
     if x.shape[1] == 1:
         return x
@@ -96,10 +94,10 @@ def _grey(x: Tensor) -> Tensor:
     return (total >> 16).to(torch.uint8)
 
 
-def _mean(x: Tensor) -> Tensor:
+def mean_grey(x: Tensor) -> Tensor:
     """Mean luminance of each image, rounded."""
     count = x.shape[2] * x.shape[3]
-    return (2 * _grey(x).sum((1, 2, 3), keepdim=True) + count) // (2 * count)
+    return (2 * grey(x).sum((1, 2, 3), keepdim=True) + count) // (2 * count)
 
 
 def _smooth(x: Tensor) -> Tensor:
@@ -116,9 +114,26 @@ def _smooth(x: Tensor) -> Tensor:
 def _enhance(x: Tensor, base: Tensor, coin: Tensor, strength: float) -> Tensor:
     """Move away from the base or towards it, at full strength by 0.9 of the distance."""
     factors = [1 + sign * 0.9 * strength for sign in SIGNS]
-    factor = torch.tensor(factors, dtype=torch.float32, device=x.device)[coin].view(-1, 1, 1, 1)
+    return enhance(x, base, torch.tensor(factors, dtype=torch.float32, device=x.device)[coin])
+
+
+def enhance(x: Tensor, base: Tensor, factor: Tensor) -> Tensor:
+    """Extrapolate from the base through the image, by one factor per image: 0 is the base, and 1
+    the image."""
     start = base.float()
-    return (start + factor * (x.float() - start)).clamp_(0, 255).to(torch.uint8)
+    return (start + factor.view(-1, 1, 1, 1) * (x.float() - start)).clamp_(0, 255).to(torch.uint8)
+
+
+def levels_of(x: Tensor, name: str) -> Tensor:
+    """Floats in [0, 1] as the nearest of 256 grey levels; uint8 unchanged."""
+    if x.shape[1] not in (1, 3):
+        raise ValueError(f"images have {x.shape[1]} channels: {name} needs 1 or 3")
+    return x if x.dtype == torch.uint8 else x.float().mul(255).round_().to(torch.uint8)
+
+
+def like(levels: Tensor, x: Tensor) -> Tensor:
+    """Grey levels in the dtype of `x`: uint8, or floats in [0, 1]."""
+    return levels if x.dtype == torch.uint8 else levels.to(x.dtype).div_(255)
 
 
 def _rotation(degrees: float, height: int, width: int) -> Map:
@@ -159,9 +174,9 @@ OPERATIONS: dict[str, Operation] = {
         x, coin, [_rotation(t * 30 * s, x.shape[2], x.shape[3]) for t in SIGNS]
     ),
     "solarize": lambda x, coin, s: _solarize(x, round(256 * (1 - s))),
-    "color": lambda x, coin, s: _enhance(x, _grey(x), coin, s),
+    "color": lambda x, coin, s: _enhance(x, grey(x), coin, s),
     "posterize": lambda x, coin, s: _posterize(x, 8 - round(4 * s)),
-    "contrast": lambda x, coin, s: _enhance(x, _mean(x), coin, s),
+    "contrast": lambda x, coin, s: _enhance(x, mean_grey(x), coin, s),
     "brightness": lambda x, coin, s: _enhance(x, torch.zeros_like(x), coin, s),
     "sharpness": lambda x, coin, s: _enhance(x, _smooth(x), coin, s),
     "shear-x": lambda x, coin, s: _resample(x, coin, [(1, t * 0.3 * s, 0, 0, 1, 0) for t in SIGNS]),

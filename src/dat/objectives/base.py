@@ -64,6 +64,7 @@ class Batch:
 
     x: Tensor
     y: Tensor
+    """A class per image, or soft labels: weights of the classes, of shape (n, classes)."""
     draws: Streams
     threat: ThreatModel = field(default_factory=ThreatModel)
     """The allowed perturbations."""
@@ -94,6 +95,10 @@ class Batch:
         return replace(subset, lengths=(), _noise={})
 
     pick = RenamedAttribute("select")
+
+    def replaced(self, x: Tensor, y: Tensor) -> Batch:
+        """The batch with other images and labels."""
+        return replace(self, x=x, y=y, _noise={})
 
     def noise(self, copy: int) -> Tensor:
         """Standard normal noise for the given noisy copy of every image, generated once, so that
@@ -145,6 +150,16 @@ class Objective(Settings, ABC):
 
     def check_patience(self) -> None:
         """Raise if images must not leave the attack one by one."""
+
+    def soft_labels_conflict(self) -> str:
+        """Why the objective does not work with soft labels, and an alternative; empty if it
+        does."""
+        return ""
+
+    @property
+    def second_derivatives(self) -> bool:
+        """Whether the loss contains a gradient of the network."""
+        return False
 
     def sharding_conflict(self) -> str:
         """Why the objective does not work with a sharded model, and an alternative; empty if it

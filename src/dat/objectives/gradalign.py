@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dat.attacks import AttackTarget, Loss
 from dat.core.lazy import functional, torch
 from dat.core.losses import cross_entropy
 from dat.core.settings import setting
-from dat.objectives.base import Batch, Network, Objective, Outcome
+from dat.objectives.base import Batch, Network, Outcome
+from dat.objectives.labels import LabelSmoothing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,7 @@ TINY = 1e-20
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradAlign(Objective):
+class GradAlign(LabelSmoothing):
     """Adversarial cross-entropy plus align_weight * (1 - cosine similarity) of the gradients at the
     image and at a random point of the ball. With aligned gradients, one attack step is as strong as
     many."""
@@ -27,19 +27,20 @@ class GradAlign(Objective):
 
     align_weight: float = setting(0.2, "weight of 1 - cosine similarity", ge=0)
 
-    def phi(self, model: Network, batch: Batch) -> Loss:
-        return AttackTarget(model, batch.y)
-
     def loss(self, model: Network, batch: Batch, x_adv: Tensor) -> Outcome:
         other = batch.threat.random_start(batch.x, batch.draws.fork("align"))
         points = torch.cat((batch.x, other)).detach().requires_grad_(True)
         with torch.enable_grad():
             logits, adversarial = model(torch.cat((points, x_adv))).split((len(points), len(x_adv)))
-            total = cross_entropy(logits, batch.y.repeat(2)).sum()
+            total = cross_entropy(logits, torch.cat((batch.y, batch.y))).sum()
             (gradient,) = torch.autograd.grad(total, points, create_graph=True)
             at_x, at_other = gradient.flatten(1).chunk(2)
-            loss = cross_entropy(adversarial, batch.y)
+            loss = self.cross_entropy(adversarial, batch.y)
             return Outcome(loss + self.align_weight * _misalignment(at_x, at_other), adversarial)
+
+    @property
+    def second_derivatives(self) -> bool:
+        return True
 
     def sharding_conflict(self) -> str:
         return (

@@ -21,6 +21,9 @@ class MART(Objective):
 
     beta: float = setting(5.0, "weight of the KL divergence", ge=0)
 
+    def soft_labels_conflict(self) -> str:
+        return "objective mart needs one label per image; use at, trades or alp"
+
     def phi(self, model: Network, batch: Batch) -> Loss:
         return AttackTarget(model, batch.y)
 

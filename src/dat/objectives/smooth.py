@@ -82,6 +82,6 @@ class Smooth(Noisy):
             # every worker of a subgroup has the full loss, but only its share of the gradient
             loss = loss - loss.detach() * (1 - 1 / batch.subgroup.size)
         else:
-            losses = cross_entropy(logits, batch.y.repeat(len(logits) // len(batch.y)))
+            losses = cross_entropy(logits, torch.cat([batch.y] * (len(logits) // len(batch.y))))
             loss = losses.unflatten(0, (-1, len(batch.y))).sum(0) / self.copies
         return Outcome(loss, vote)

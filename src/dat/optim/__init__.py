@@ -13,7 +13,7 @@ from dat.core.lazy import lazy_names
 from dat.optim.averaging import EMA
 from dat.optim.base import OptimizerSettings, scale_rates
 from dat.optim.directions import AdamDirection, Direction, MomentumDirection, MuonDirection
-from dat.optim.schedules import Constant, Cosine, Cyclic, Piecewise, Schedule, set_rate
+from dat.optim.schedules import Constant, Cosine, Cyclic, OneCycle, Piecewise, Schedule, set_rate
 from dat.optim.settings import LSGD, SGD, AdamW, LAMBSettings, LARSSettings, MuonSettings
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "piecewise": Piecewise,
     "cosine": Cosine,
     "cyclic": Cyclic,
+    "one-cycle": OneCycle,
     "constant": Constant,
 }
 
@@ -72,6 +73,7 @@ __all__ = [
     "Muon",
     "MuonDirection",
     "MuonSettings",
+    "OneCycle",
     "OptimizerSettings",
     "Piecewise",
     "Schedule",

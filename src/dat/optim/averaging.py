@@ -14,19 +14,21 @@ if TYPE_CHECKING:
 class EMA:
     """Exponential moving average of the weights; `module` is ready for evaluation.
 
-    Update t = 0, 1, ... has decay min(decay, (1 + t) / (10 + t)), so that the initial random
-    weights fade quickly. Buffers (BN statistics) and integer parameters are copied, not averaged.
+    With `warmup`, update t = 0, 1, ... has decay min(decay, (1 + t) / (10 + t)), so that the
+    initial random weights fade quickly. Buffers (BN statistics) and integer parameters are copied,
+    not averaged.
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, model: nn.Module, decay: float, *, warmup: bool = True) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"decay = {decay}: must be at least 0 and below 1")
-        self.decay = decay
+        self.decay, self.warmup = decay, warmup
         self.updates = 0
         self.module = copy.deepcopy(model).eval().requires_grad_(False)
 
     def update(self, model: nn.Module) -> None:
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        early = (1 + self.updates) / (10 + self.updates) if self.warmup else 1.0
+        decay = min(self.decay, early)
         self.updates += 1
         pairs = list(zip(self.module.parameters(), model.parameters(), strict=True))
         floating = [pair for pair in pairs if pair[0].is_floating_point()]

@@ -102,6 +102,27 @@ class Cyclic(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OneCycle(Schedule):
+    """From a fraction of the peak up to it, and down to a far smaller one (Smith and Topin 2018,
+    arXiv 1708.07120), as in torch's OneCycleLR; the momentum stays constant."""
+
+    peak_at: float = setting(0.3, "share of the run after which the rate peaks", gt=0, lt=1)
+    anneal: str = setting("cosine", "shape of both phases", choices=("cosine", "linear"))
+    start: float = setting(0.04, "factor at the start", ge=0, le=1)
+    final: float = setting(4e-6, "factor at the end", ge=0, le=1)
+
+    def shape(self, epoch: float, epochs: int) -> float:
+        progress = self.progress(epoch, epochs)
+        if progress < self.peak_at:
+            return self._between(self.start, 1.0, progress / self.peak_at)
+        return self._between(1.0, self.final, (progress - self.peak_at) / (1 - self.peak_at))
+
+    def _between(self, first: float, last: float, progress: float) -> float:
+        share = (1 - math.cos(math.pi * progress)) / 2 if self.anneal == "cosine" else progress
+        return first + (last - first) * share
+
+
+@dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
     """The peak rate throughout."""
 

@@ -143,7 +143,7 @@ class ATTA(InnerMaximization):
         if beyond := augmentation.beyond_moving():
             raise SettingError(
                 f"attack.carry = true: perturbations can follow crops and flips, not {beyond}; use "
-                "data.augmentation none, crop or crop-flip without cutout and randaugment"
+                "data.augmentation none, crop or crop-flip, and nothing else"
             )
 
     def allocate(self, sources: Sequence[BatchSource], device: torch.device) -> None:
@@ -154,9 +154,11 @@ class ATTA(InnerMaximization):
     def _attack(
         self, worker: Worker, network: Network, batch: Batch, epoch: int, step: int
     ) -> Tensor:
-        fresh = self.attack.start(batch.x, self.threat, self._draws(batch, epoch, step))
+        threat, attack = batch.threat, self.attack_in(batch.threat)
+        assert isinstance(attack, PGD)
+        fresh = attack.start(batch.x, threat, self._draws(batch, epoch, step))
         start = self.store.start(batch.x, fresh, self._drawn(worker, batch, epoch, step))
-        return self.attack.onward(worker.objective.phi(network, batch), start, batch.x, self.threat)
+        return attack.onward(worker.objective.phi(network, batch), start, batch.x, threat)
 
     def remember(self, worker: Worker, batch: Batch, x_adv: Tensor, epoch: int, step: int) -> None:
         self.store.keep(x_adv - batch.x, self._drawn(worker, batch, epoch, step))

@@ -30,15 +30,22 @@ class Averaging(Option):
         0.0, "decay of the moving average of the weights; 0: no average", ge=0, lt=1, key="ema"
     )
 
+    warmup: bool = setting(
+        True,
+        "whether update t of the average has decay min(train.ema, (1 + t) / (10 + t)), so that the "
+        "initial weights fade quickly",
+        key="ema_warmup",
+    )
+
     def build(self, trainer: Trainer) -> AveragedWeights:
-        return AveragedWeights(self.decay)
+        return AveragedWeights(self.decay, warmup=self.warmup)
 
 
 class AveragedWeights(Part):
     """The averaged weights, if enabled."""
 
-    def __init__(self, decay: float) -> None:
-        self.decay = decay
+    def __init__(self, decay: float, *, warmup: bool = True) -> None:
+        self.decay, self.warmup = decay, warmup
         self.ema: EMA | None = None
 
     def on_fit_start(self, trainer: Trainer) -> None:
@@ -48,7 +55,7 @@ class AveragedWeights(Part):
             model = trainer.model
             if trainer.sharded:
                 model = trainer.worker.exchange.shard_copy(model)
-            self.ema = EMA(model, self.decay)
+            self.ema = EMA(model, self.decay, warmup=self.warmup)
 
     def on_step_end(self, trainer: Trainer) -> None:
         if self.ema:

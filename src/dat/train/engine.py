@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from dat.core.precision import GradientScaling
     from dat.distributed import World
+    from dat.train.trainer import Trainer
 
 COMPILE_FROM = 5_000_000
 """Images times passes from which a minute of compilation pays off, for `compute.compile = auto`."""
@@ -47,6 +48,9 @@ class Compute(Settings):
         "auto",
         "torch.compile the attacked network; auto: on GPUs, if the run is long enough to pay off",
         choices=("auto", "on", "off"),
+    )
+    compile_update: bool = setting(
+        False, "torch.compile the model in the update, too, for its forward and backward pass"
     )
     precision: str = setting(
         "float32",
@@ -69,12 +73,26 @@ class Compute(Settings):
         False, "activation checkpointing: recompute activations inside blocks to save memory"
     )
 
+    def check(self, trainer: Trainer) -> None:
+        """Refuse what torch.compile does not support in the update."""
+        reason = ""
+        if self.recompute:
+            reason = "decides itself what to recompute; set compute.recompute = false"
+        elif trainer.objective.second_derivatives:
+            reason = "second derivatives are not supported; use another objective than gradalign"
+        elif trainer.options.batch_norm.scope != "local" or trainer.options.subgroup.size > 1:
+            reason = "batch norms are not shared or split; use train.bn local and train.team 1"
+        if self.compile_update and reason:
+            raise SettingError(f"compute.compile_update = true: {reason}")
+
     def sharding_conflict(self) -> str:
         """Which setting does not support a sharded model, and what to set."""
         if self.layout == "channels-last":
             return "torch shards weights in channels-first layout; use compute.layout auto"
         if self.compile == "on":
             return "only an unsharded copy of the network is compiled; use compute.compile auto"
+        if self.compile_update:
+            return "only an unsharded model is compiled; use compute.compile_update false"
         if self.pieces > 1:
             return "workers may have different numbers of pieces; use compute.pieces 1"
         return ""
@@ -95,6 +113,8 @@ class Engine:
     """The blocks whose activations are recomputed in the backward pass."""
     convolutions: tuple[nn.Module, ...] = ()
     """The convolutions that DAT's own kernels compute."""
+    compiled: Callable[..., Any] | None = None
+    """The compiled `forward` of the model, for the update."""
     x: Tensor | None = None
     """Sample images."""
     adapter: models.Adapter = field(default_factory=lambda: models.Adapter())
@@ -129,8 +149,12 @@ class Engine:
         convolutions = _convolutions(model, compute)
         if convolutions:
             notes.append(f"{len(convolutions)} convolutions by our kernels")
+        compiled = _compiled_update(model) if compute.compile_update else None
+        notes.append("update compiled" if compiled else "")
         choices = tuple(note for note in notes if note)
-        return cls(model, compute, folded, form, choices, blocks, convolutions, x, adapter)
+        return cls(
+            *(model, compute, folded, form, choices, blocks, convolutions, compiled, x, adapter)
+        )
 
     @classmethod
     def of_sharded(cls, model: nn.Module, compute: Compute) -> Engine:
@@ -192,8 +216,12 @@ class Engine:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """A context for an update's forward pass: recomputed activations and faster kernels."""
+        """A context for an update's forward pass: recomputed activations, and faster kernels or a
+        compiled network."""
         with ExitStack() as stack:
+            if self.compiled is not None:
+                self.model.forward = self.compiled
+                stack.callback(delattr, self.model, "forward")
             stack.enter_context(convolve.faster(self.convolutions))
             for block in self.blocks:
                 within = set(block.modules()) & set(self.convolutions)
@@ -266,7 +294,7 @@ def _compiled(
         return None, "not compiled: the run is too short"
     if not compute.fold:
         raise SettingError("compute.compile = on: compiles the copy; set compute.fold = true")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache/dat/compiled"))
+    _cache_compiled()
     compiled: Any = torch.compile(network, dynamic=False)
     try:
         probe = x.detach().clone().requires_grad_(True)
@@ -279,8 +307,31 @@ def _compiled(
     return compiled, "compiled"
 
 
+def _compiled_update(model: nn.Module) -> Callable[..., Any]:
+    """The compiled `forward` of the model, which stays as it is: attacks without a copy,
+    evaluation and saved files do not change."""
+    _cache_compiled()
+    compiled: Callable[..., Any] = torch.compile(model.forward, dynamic=False)
+
+    def forward(*arguments: Any, **options: Any) -> Any:
+        try:
+            return compiled(*arguments, **options)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise SettingError(
+                f"compute.compile_update = true: cannot be compiled ({reason}); set it to false"
+            ) from error
+
+    return forward
+
+
+def _cache_compiled() -> None:
+    """Keep compiled networks between runs."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache/dat/compiled"))
+
+
 def _convolutions(model: nn.Module, compute: Compute) -> tuple[nn.Module, ...]:
-    if not compute.kernels or compute.precision != "float32":
+    if not compute.kernels or compute.precision != "float32" or compute.compile_update:
         return ()
     return tuple(layer for layer in model.modules() if convolve.ways(layer) != convolve.Ways())
 

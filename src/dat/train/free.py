@@ -33,7 +33,7 @@ class FreeReplay(InnerMaximization):
         draws = self._draws(batch, epoch, step)
         if step % self.attack.replays and self.replayed:
             return self.replayed[0].requires_grad_(True)
-        start = self.attack.start(batch.x, self.threat, draws)
+        start = self.attack.start(batch.x, batch.threat, draws)
         self.replayed = [start]  # if the step is skipped, the next replay starts here as well
         return start.requires_grad_(True)
 
@@ -45,7 +45,7 @@ class FreeReplay(InnerMaximization):
         worker.exchange.unscale(x_adv.grad)
         subgroup = worker.subgroup
         gradient = subgroup.sum(x_adv.grad) if subgroup.size > 1 else x_adv.grad
-        self.replayed = [self.attack.ascend(x_adv.detach(), gradient, batch.x, self.threat)]
+        self.replayed = [self.attack.ascend(x_adv.detach(), gradient, batch.x, batch.threat)]
 
     def worker_state(self) -> dict[str, Tensor]:
         return {f"{PREFIX}{number}": images for number, images in enumerate(self.replayed)}

@@ -119,7 +119,14 @@ class InnerMaximization(Part):
         self, worker: Worker, network: Network, batch: Batch, epoch: int, step: int
     ) -> Tensor:
         phi = worker.objective.phi(network, batch)
-        return self.attack(phi, batch.x, self.threat, self._draws(batch, epoch, step))
+        draws = self._draws(batch, epoch, step)
+        return self.attack_in(batch.threat)(phi, batch.x, batch.threat, draws)
+
+    def attack_in(self, threat: ThreatModel) -> Attack:
+        """The attack, with its step size in proportion to the current eps."""
+        if threat.eps == self.threat.eps:
+            return self.attack
+        return self.attack.scaled(threat.eps / self.threat.eps)
 
     def _draws(self, batch: Batch, epoch: int, step: int) -> Streams:
         """The rng streams of the attack's random start."""

@@ -16,9 +16,12 @@ from dat.train.awp import AWP
 from dat.train.batch_norm import BatchNormScope
 from dat.train.batch_schedule import BatchSchedule
 from dat.train.checkpointing import Checkpointing
+from dat.train.eps_warmup import EpsWarmup
 from dat.train.guard import Guard
+from dat.train.image_size import ImageSize
 from dat.train.inner import AttackMode
 from dat.train.loss_scaling import LossScaling
+from dat.train.mixing import Mixing
 from dat.train.overfitting_monitor import OverfittingMonitor
 from dat.train.part import Option
 from dat.train.selection import Selection
@@ -31,6 +34,9 @@ class Options(Settings):
 
     batch_schedule: BatchSchedule = inline(BatchSchedule)
     subgroup: Subgroup = inline(Subgroup)
+    mixing: Mixing = inline(Mixing)
+    image_size: ImageSize = inline(ImageSize)
+    eps_warmup: EpsWarmup = inline(EpsWarmup)
     attack_mode: AttackMode = inline(AttackMode)
     batch_norm: BatchNormScope = inline(BatchNormScope)
     awp: AWP = inline(AWP)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dat.evaluation import Accuracy
+    from dat.objectives import Batch
     from dat.train.step import StepReport
     from dat.train.trainer import Trainer
     from dat.train.worker import Worker
@@ -52,6 +53,10 @@ class Part:
     ) -> StepReport | None:
         """Call `take` to take the step, or return None to skip it."""
         return take()
+
+    def on_batch(self, worker: Worker, batch: Batch, epoch: int, step: int) -> Batch:
+        """Change the batch that the attack and the update use."""
+        return batch
 
     def around_update(
         self, worker: Worker, epoch: int, step: int, descend: Callable[[], None]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dat.core.losses import hard_labels
 from dat.core.tracing import stage
 from dat.data import UNLABELLED
 from dat.distributed import BaseExchange, Traffic
@@ -67,7 +68,7 @@ def dat_step(worker: Worker, epoch: int, step: int) -> StepReport:
 def _local_sums(outcome: Outcome, batch: Batch, *, stop: bool) -> Tensor:
     """This worker's summed loss, correct predictions, labels and images (a subgroup's common images
     are divided among its workers), and whether to stop, so that all stop after the same step."""
-    y, share = batch.y, 1 / batch.subgroup.size
+    y, share = hard_labels(batch.y), 1 / batch.subgroup.size
     correct = (outcome.logits.argmax(1) == y).sum() * share
     labels = (y != UNLABELLED).sum() * share
     loss = (outcome.loss * batch.weight).sum()

@@ -80,6 +80,7 @@ class Trainer:
         self.images = data = TrainingData.of(self.data)
         """The training data."""
         self.exchange.check(self)
+        self.compute.check(self)
         for option in self.options.each():
             option.check(self)
         self.exchange.sharding.check(self)

@@ -48,6 +48,8 @@ class Worker:
     def draw(self, epoch: int, step: int) -> Batch:
         """The worker's share of a global batch, in the network's memory layout."""
         batch = self.sampler.draw(epoch, step)
+        for change in self.parts.hooks("on_batch"):
+            batch = change(self, batch, epoch, step)
         return replace(batch, x=self.engine.to_memory_format(batch.x))
 
     @staged("attack")
