@@ -156,11 +156,6 @@ class Objective(Settings, ABC):
         does."""
         return ""
 
-    @property
-    def second_derivatives(self) -> bool:
-        """Whether the loss contains a gradient of the network."""
-        return False
-
     def sharding_conflict(self) -> str:
         """Why the objective does not work with a sharded model, and an alternative; empty if it
         does."""

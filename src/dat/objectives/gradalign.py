@@ -38,10 +38,6 @@ class GradAlign(LabelSmoothing):
             loss = self.cross_entropy(adversarial, batch.y)
             return Outcome(loss + self.align_weight * _misalignment(at_x, at_other), adversarial)
 
-    @property
-    def second_derivatives(self) -> bool:
-        return True
-
     def sharding_conflict(self) -> str:
         return (
             "objective gradalign needs second derivatives, which torch does not support for "
