@@ -235,7 +235,7 @@ def test_a_copy_goes_on_bit_for_bit(config: OptimizerSettings) -> None:
 def test_the_size_of_the_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, other = layers(), layers()  # in double precision: torch's work, not the kernel's
     train(model, LAMB()(model), range(3))
-    monkeypatch.setattr(lalr_module, "CHUNK", 1)
+    monkeypatch.setattr(lalr_module, "CHUNKS", {"cpu": 1, "accelerator": 1})
     train(other, LAMB()(other), range(3))
     assert_same(model, other)
 
