@@ -153,7 +153,7 @@ def test_without_an_out_each_weights_have_their_folder(run: Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_network_in_every_format(name: str, tmp_path: Path) -> None:
     # a layer norm over two values is next to a sign: it makes a difference of what is rounding
-    width = 8 if name.startswith("vit") else 2
+    width = 8 if name.startswith(("vit", "convnext")) else 2
     run = make_run(tmp_path / "run", {"model": {"name": name, "width": width}})
     exported = dat.export_run(run, formats=ALL, out=tmp_path / "out")
     assert [file["format"] for file in exported["files"]] == list(ALL)

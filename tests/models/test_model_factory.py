@@ -105,7 +105,9 @@ def test_keyword_catch_all_gets_everything_but_a_width_of_none(user_module: str)
     ("name", "message"),
     [
         ("resnet-50", "model.name = 'resnet-50': unknown: did you mean resnet50?"),
-        ("zzz", "choose from cnn, mnist-cnn"),
+        ("wrn-30-10", "must be wrn-DEPTH-WIDTH, with a depth of 6 n"),
+        ("wrn-4-10", "must be wrn-DEPTH-WIDTH"),
+        ("zzz", "choose from cnn, convnext-tiny"),
         ("no.such.module:net", "cannot import no.such.module .*put it in"),
         ("broken:net", "cannot import broken .*a_package_nobody_has"),
         ("mynets:plane", "has no function or class 'plane': did you mean plain?"),
