@@ -16,6 +16,17 @@ NAMES = {
     "width": ("width",),
 }
 """What factories call the number of classes, of image channels, and the width."""
+CONVENTIONS = (
+    {"classes": "classes", "channels": "channels"},
+    {"classes": "classes", "channels": "in_channels"},
+    {"classes": "classes"},
+    {"classes": "num_classes", "channels": "in_chans"},  # timm, where `channels` means the widths
+    {"classes": "num_classes", "channels": "in_channels"},
+    {"classes": "num_classes"},  # torchvision
+    {"classes": "num_labels", "channels": "num_channels"},
+    {},
+)
+"""What a factory with `**kwargs` is tried with, in this order."""
 REFUSED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
@@ -29,30 +40,29 @@ def call_factory(
 ) -> Any:
     """Call `factory` with all of `args`, and those of `sizes` that it accepts.
 
-    A factory with `**kwargs` does not say what it accepts: each name is tried in turn until none is
-    refused. torch's generator is seeded before every call; `what` starts the error messages.
+    A factory with `**kwargs` does not say what it accepts: conventions are tried in turn until none
+    of its names is refused. torch's generator is seeded before every call; `what` starts the error
+    messages.
     """
-    named, untried = _named(factory, sizes)
-    while True:
-        tried = {size: names[0] for size, names in untried.items() if names}
-        arguments = {name: sizes[size] for size, name in (named | tried).items()}
+    named, takes_any = _named(factory, sizes)
+    for convention in CONVENTIONS if takes_any else ({},):
+        names = {"width": "width"} if takes_any else {}
+        tried = {size: name for size, name in (names | convention).items() if size in sizes}
+        arguments = {name: sizes[size] for size, name in (tried | named).items()}
         # not torch.manual_seed, which would also reseed the GPUs; networks are built on the CPU
         torch.default_generator.manual_seed(seed)
         try:
             return call(factory, what=what, **{**arguments, **args})
         except ValueError as error:
             refused = REFUSED.search(str(error.__cause__))
-            size = next((s for s, name in tried.items() if refused and name == refused[1]), None)
-            if size is None:
+            if refused is None or refused[1] not in convention.values():
                 raise
-            untried[size] = untried[size][1:]
+    raise AssertionError("the last convention has no names")
 
 
-def _named(
-    factory: Callable[..., Any], sizes: Mapping[str, int]
-) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """The parameter of the factory for each size, if its signature has one; and the names to try
-    for the other sizes, if it takes any keyword."""
+def _named(factory: Callable[..., Any], sizes: Mapping[str, int]) -> tuple[dict[str, str], bool]:
+    """The parameter of the factory for each size, as far as its signature has one; and whether it
+    takes other keywords too."""
     parameters = inspect.signature(factory).parameters.values()
     by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     accepted = {parameter.name for parameter in parameters if parameter.kind in by_keyword}
@@ -61,6 +71,4 @@ def _named(
         for size in sizes
         if accepted.intersection(NAMES[size])
     }
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    rest = [size for size in sizes if size not in named] if takes_any else []
-    return named, {size: NAMES[size] for size in rest}
+    return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

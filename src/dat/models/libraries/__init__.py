@@ -24,8 +24,9 @@ LIBRARIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsInfo:
-    """What pre-trained weights expect of their images."""
+    """What pre-trained weights expect of their images, and their classes."""
 
+    classes: int
     channels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]

@@ -96,6 +96,7 @@ def weights_info(name: str, args: Mapping[str, Any]) -> WeightsInfo:
     # pixels in [0, 255] times this factor is what is normalized, and ours are in [0, 1]
     scale = 255 * values.get("rescale_factor", 1 / 255) if values.get("do_rescale", True) else 255
     return WeightsInfo(
+        classes=config.num_labels,
         channels=len(mean),
         mean=tuple(value / scale for value in mean),
         std=tuple(value / scale for value in std),

@@ -62,11 +62,15 @@ def weights_info(name: str, args: Mapping[str, Any]) -> WeightsInfo:
     else:
         config = call(timm.get_pretrained_cfg, what=what(name), model_name=inner)
         config = {} if config is None else config.to_dict()
-    if not {"mean", "std", "input_size"} <= config.keys():
+    if not {"mean", "std", "input_size", "num_classes"} <= config.keys():
         raise ValueError(f"{what(name)}: timm has no weights for it, or no mean and std of them")
     channels, _, width = config["input_size"]
     return WeightsInfo(
-        channels=channels, mean=tuple(config["mean"]), std=tuple(config["std"]), size=width
+        classes=config["num_classes"],
+        channels=channels,
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        size=width,
     )
 
 

@@ -43,12 +43,16 @@ def build(
 
 def weights_info(name: str, args: Mapping[str, Any]) -> WeightsInfo:
     models = _models(name)
-    weights = call(models.get_model_weights, what=what(name), name=inner_name(name))
-    transforms = weights.DEFAULT.transforms()
+    weights = call(models.get_model_weights, what=what(name), name=inner_name(name)).DEFAULT
+    transforms = weights.transforms()
     mean, std = (tuple(map(float, values)) for values in (transforms.mean, transforms.std))
     size = transforms.crop_size
     return WeightsInfo(
-        channels=len(mean), mean=mean, std=std, size=size[0] if isinstance(size, list) else size
+        classes=len(weights.meta["categories"]),
+        channels=len(mean),
+        mean=mean,
+        std=std,
+        size=size[0] if isinstance(size, list) else size,
     )
 
 
