@@ -40,6 +40,29 @@ def needs_more(classes, secret):
 
 def not_a_module(classes):
     return [classes]
+
+class Timm(nn.Linear):
+    # as in timm, `channels` are the widths of the stages
+    def __init__(self, num_classes=1000, in_chans=3, channels=(4, 8), depth=1):
+        assert len(channels) == 2
+        super().__init__(in_chans * depth, num_classes)
+
+def timm(pretrained=False, **kwargs):
+    torch.rand(1)
+    return Timm(**dict({"in_chans": 3}, **kwargs))
+
+class Vision(nn.Linear):
+    def __init__(self, num_classes=1000):
+        super().__init__(4, num_classes)
+
+def vision(*, weights=None, **kwargs):
+    return Vision(**kwargs)
+
+def transformer(num_labels, num_channels):
+    return nn.Linear(num_channels, num_labels)
+
+def fixed(**kwargs):
+    return nn.Linear(4, 5, **kwargs)
 """
 
 
@@ -99,6 +122,36 @@ def test_keyword_catch_all_gets_everything_but_a_width_of_none(user_module: str)
     assert vars(net)["sizes"] == {"classes": 3, "channels": 1}
     net = build_model(f"{user_module}:record", 3, width=4)
     assert vars(net)["sizes"] == {"classes": 3, "channels": 3, "width": 4}
+
+
+@pytest.mark.parametrize(
+    ("factory", "shape"),
+    [
+        ("Timm", (3, 1)),
+        ("timm", (3, 1)),
+        ("vision", (3, 4)),
+        ("transformer", (3, 1)),
+        ("fixed", (5, 4)),
+    ],
+)
+def test_a_factory_gets_sizes_under_the_names_that_it_has(
+    factory: str, shape: tuple[int, int], user_module: str
+) -> None:
+    name = f"{user_module}:{factory}"
+    net = build_model(name, 3, channels=1, seed=4)
+    assert isinstance(net, nn.Linear)
+    assert tuple(net.weight.shape) == shape
+    assert torch.equal(weights(net), weights(build_model(name, 3, channels=1, seed=4)))
+
+
+def test_arguments_are_passed_on_and_must_be_accepted(user_module: str) -> None:
+    net = build_model(f"{user_module}:timm", 3, args={"depth": 2})
+    assert isinstance(net, nn.Linear) and net.in_features == 6
+    for name in ("timm", "plain"):
+        with pytest.raises(ValueError, match=r"called with .*: TypeError: .*'deep'"):
+            build_model(f"{user_module}:{name}", 3, args={"deep": 2})
+    with pytest.raises(ValueError, match=r"cnn'.*comes without weights"):
+        build_model("cnn", 3, pretrained=True)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -390,14 +391,18 @@ def merge(base: Mapping[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
 
 
 OF_ONE_NETWORK = ("args", "pretrained", "mean", "std")
-"""Settings of `model` that mean nothing to another network."""
+"""Settings of `model` that mean nothing to another network; nor does the width to one whose name
+says it, or of a library."""
 
 
 def _merged_model(
     group: Mapping[str, Any], edit: Mapping[str, Any], *, replaced: bool
 ) -> dict[str, Any]:
     """The settings of a network; arguments are merged one by one."""
-    kept = {k: v for k, v in group.items() if not (replaced and k in OF_ONE_NETWORK)}
+    name = edit.get("name")
+    sized = any(re.fullmatch(form, str(name)) for _, form in NAME_PATTERNS) and name not in MODELS
+    dropped = (*OF_ONE_NETWORK, "width") if sized else OF_ONE_NETWORK
+    kept = {k: v for k, v in group.items() if not (replaced and k in dropped)}
     merged = {**kept, **edit}
     old, new = kept.get("args"), edit.get("args")
     if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -12,10 +12,11 @@ from dat.core.lazy import torch
 
 NAMES = {
     "classes": ("classes", "num_classes", "n_classes", "num_labels"),
-    "channels": ("channels", "in_chans", "in_channels", "num_channels", "n_channels"),
+    "channels": ("in_chans", "in_channels", "num_channels", "n_channels", "channels"),
     "width": ("width",),
 }
-"""What factories call the number of classes, of image channels, and the width."""
+"""What factories call the number of classes, of image channels, and the width; the name with fewest
+other meanings first."""
 CONVENTIONS = (
     {"classes": "classes", "channels": "channels"},
     {"classes": "classes", "channels": "in_channels"},

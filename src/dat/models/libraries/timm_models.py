@@ -56,9 +56,8 @@ def weights_info(name: str, args: Mapping[str, Any]) -> WeightsInfo:
     if inner.startswith(HUB):
         load = timm.models.load_model_config_from_hf
         config = call(load, what=what(name), model_id=inner.removeprefix(HUB))[0]
-    elif inner.startswith(FOLDER):
-        load = timm.models.load_model_config_from_path
-        config = call(load, what=what(name), model_path=inner.removeprefix(FOLDER))[0]
+    elif inner.startswith(FOLDER):  # timm exports no function that reads it by itself
+        config = call(timm.create_model, what=what(name), model_name=inner).pretrained_cfg
     else:
         config = call(timm.get_pretrained_cfg, what=what(name), model_name=inner)
         config = {} if config is None else config.to_dict()
