@@ -30,7 +30,7 @@ from dat.models import Normalize, Resized, build_model, normalized
 from dat.train import save_weights
 from tests.cli.test_cli import call
 
-FAST = ("attack.steps=1", "train.epochs=1", "train.batch=640", "comm.threads=1")
+FAST: tuple[str, ...] = ("attack.steps=1", "train.epochs=1", "train.batch=640", "comm.threads=1")
 FAST += ("evaluate.report=0", "evaluate.attacks=pgd-1", "train.log=none")
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 
@@ -106,12 +106,15 @@ def normalization(model: nn.Module) -> tuple[list[float], list[float]]:
 def test_the_weights_of_a_library_are_normalized_as_it_says() -> None:
     data = load("digits")
     model, config = started({"name": "timm/peer", "pretrained": True}, data)
-    assert normalization(model) == (pytest.approx(MEAN), pytest.approx(STD))
+    mean_and_std = normalization(model)
+    assert mean_and_std[0] == pytest.approx(MEAN) and mean_and_std[1] == pytest.approx(STD)
     assert config.model.mean == MEAN and config.finetune.channels == 3
     x = torch.rand(5, 1, 8, 8)
     net = Peer()
     net.load_state_dict(WEIGHTS)
-    net.head = model.get_submodule("net.net.head")  # new: the digits have other classes
+    head = model.get_submodule("net.net.head")  # new: the digits have other classes
+    assert isinstance(head, nn.Linear)
+    net.head = head
     assert net.head.out_features == 10
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
     torch.testing.assert_close(model(x), net((x.repeat(1, 3, 1, 1) - mean) / std))
@@ -144,7 +147,7 @@ def test_a_head_of_the_same_classes_is_kept_and_layers_can_be_frozen() -> None:
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 @pytest.mark.parametrize("name", ["timm/peer", "resnet18"])
 def test_a_file_has_the_names_of_the_bare_network(name: str, suffix: str) -> None:
-    width = {} if name == "timm/peer" else {"width": 2}
+    width: dict[str, Any] = {} if name == "timm/peer" else {"width": 2}
     net = build_model(name, 6, channels=3, seed=9, **width)
     path = Path(f"net{suffix}")
     if suffix == ".pth":

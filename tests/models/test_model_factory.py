@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -183,6 +184,6 @@ def test_an_error_is_one_line_that_says_what_to_do(
 
 @pytest.mark.parametrize("size", ["classes", "channels", "width"])
 def test_sizes_are_positive(size: str) -> None:
-    sizes = {"classes": 3, "channels": 3, "width": 2} | {size: 0}
+    sizes: dict[str, Any] = {"classes": 3, "channels": 3, "width": 2} | {size: 0}
     with pytest.raises(ValueError, match=f"{size} = 0: must be at least 1"):
         build_model("cnn", **sizes)

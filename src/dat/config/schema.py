@@ -431,11 +431,12 @@ def parse_edits(arguments: Sequence[str]) -> dict[str, Any]:
         if dot and (name, inner) == ("model", "args"):
             edit = {"args": {argument_name: _parsed(path, value)}}
         group = edits.get(name)
-        both = isinstance(edit, dict) and isinstance(group, dict)
-        if both and name == "model":
+        if not isinstance(edit, dict) or not isinstance(group, dict):
+            edits[name] = edit
+        elif name == "model":
             edits[name] = _merged_model(group, edit, replaced=False)
         else:
-            edits[name] = {**group, **edit} if both else edit
+            edits[name] = {**group, **edit}
     return edits
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -55,7 +55,7 @@ class ChannelNorm(nn.LayerNorm):
         super().__init__(channels, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 NARROWEST = 8

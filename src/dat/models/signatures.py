@@ -17,7 +17,7 @@ NAMES = {
 }
 """What factories call the number of classes, of image channels, and the width; the name with fewest
 other meanings first."""
-CONVENTIONS = (
+CONVENTIONS: tuple[dict[str, str], ...] = (
     {"classes": "classes", "channels": "channels"},
     {"classes": "classes", "channels": "in_channels"},
     {"classes": "classes"},

@@ -54,21 +54,23 @@ class EncoderBlock(nn.Module):
 
 
 class ViT(nn.Module):
-    """`patches` turns images into a grid of tokens, one for every `patch` x `patch` pixels."""
+    """With `stem`, convolutions turn every `patch` x `patch` pixels into a token, instead of one
+    linear map."""
 
     def __init__(
         self,
         classes: int,
         *,
-        patches: nn.Module,
+        channels: int,
         patch: int,
         width: int,
         depth: int,
+        stem: nn.Module | None = None,
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
         self.patch = patch
-        self.patches = patches
+        self.patches = nn.Conv2d(channels, width, patch, stride=patch) if stem is None else stem
         rates = drop_path_rates(drop_path_rate, depth)
         self.blocks = nn.Sequential(*(EncoderBlock(width, drop_path_rate=rate) for rate in rates))
         self.norm = nn.LayerNorm(width, eps=1e-6)
@@ -113,10 +115,13 @@ def vit_4(
     classes: int, *, channels: int = 3, width: int | None = None, drop_path_rate: float = 0.0
 ) -> nn.Module:
     """For small images: patches of 4 x 4, 6 blocks, width 192 by default."""
-    width = 192 if width is None else width
-    patches = nn.Conv2d(channels, width, 4, stride=4)
     return ViT(
-        classes, patches=patches, patch=4, width=width, depth=6, drop_path_rate=drop_path_rate
+        classes,
+        channels=channels,
+        patch=4,
+        width=192 if width is None else width,
+        depth=6,
+        drop_path_rate=drop_path_rate,
     )
 
 
@@ -124,10 +129,13 @@ def vit_16(
     classes: int, *, channels: int = 3, width: int | None = None, drop_path_rate: float = 0.0
 ) -> nn.Module:
     """ViT-S/16: patches of 16 x 16, 12 blocks, width 384 by default; 192 is Ti and 768 is B."""
-    width = 384 if width is None else width
-    patches = nn.Conv2d(channels, width, 16, stride=16)
     return ViT(
-        classes, patches=patches, patch=16, width=width, depth=12, drop_path_rate=drop_path_rate
+        classes,
+        channels=channels,
+        patch=16,
+        width=384 if width is None else width,
+        depth=12,
+        drop_path_rate=drop_path_rate,
     )
 
 
@@ -138,7 +146,12 @@ def vit_16_convstem(
     1/4, 1/2 and 1 times that of the transformer."""
     width = 384 if width is None else width
     layers = [StemLayer(share(width, part)) for part in (1 / 8, 1 / 4, 1 / 2, 1)]
-    stem = conv_stem(channels, layers, out=width)
     return ViT(
-        classes, patches=stem, patch=16, width=width, depth=12, drop_path_rate=drop_path_rate
+        classes,
+        channels=channels,
+        patch=16,
+        width=width,
+        depth=12,
+        stem=conv_stem(channels, layers, out=width),
+        drop_path_rate=drop_path_rate,
     )
