@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 RECIPE = str(Path(__file__).with_name("methods.yaml"))
 NETWORK = ("model.width=16",)
 TASK = ("data.name=digits", "data.holdout=0.15", "train.batch=50", "train.select_every=1")
-EPOCHS = (3, 12)
+EPOCHS = 3
 
 
 def main() -> None:
@@ -37,14 +37,13 @@ def main() -> None:
         statistics = _pretrain(arguments.fashion, folder, clean, random)
         for seed in range(arguments.seeds):
             for start, file in (("clean pre-trained", clean), ("from scratch", random)):
-                for epochs in EPOCHS:
-                    out = f"{folder}/{start[0]}-{seed}-{epochs}"
-                    own = (f"seed={seed}", f"train.epochs={epochs}", "finetune.size=28")
-                    model = ("--model", "resnet18", "--weights", str(file))
-                    settings = (*NETWORK, *TASK, *own, *statistics, "comm.threads=1")
-                    found = dat("finetune", *model, RECIPE, *settings, "--out", out)
-                    results.setdefault(f"{start}, {epochs} epochs", []).append(found)
-                    print(start, epochs, seed, found["ta"], found["ra"], flush=True)
+                out = f"{folder}/{start[0]}-{seed}"
+                own = (f"seed={seed}", f"train.epochs={EPOCHS}", "finetune.size=28")
+                model = ("--model", "resnet18", "--weights", str(file))
+                settings = (*NETWORK, *TASK, *own, *statistics, "comm.threads=1")
+                found = dat("finetune", *model, RECIPE, *settings, "--out", out)
+                results.setdefault(f"{start}, {EPOCHS} epochs", []).append(found)
+                print(start, seed, found["ta"], found["ra"], flush=True)
     rows = [
         [
             f"{name} ({len(runs)})",
@@ -63,7 +62,7 @@ def _pretrain(fashion: Path, folder: str, clean: Path, random: Path) -> tuple[st
     network = ("model.name=resnet18", *NETWORK)
     found = dat(
         *("train", RECIPE, f"data.name={fashion}", *network, "comm.threads=1"),
-        *("attack.name=none", "train.select_by=ta", "train.epochs=10", "--out", run),
+        *("attack.name=none", "train.select_by=ta", "train.epochs=4", "--out", run),
     )
     print("pre-trained: TA", found["ta"], "RA", found["ra"], flush=True)
     state = load_file(f"{run}/best.safetensors")
