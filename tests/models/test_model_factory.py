@@ -159,7 +159,7 @@ def test_arguments_are_passed_on_and_must_be_accepted(user_module: str) -> None:
     ("name", "message"),
     [
         ("resnet-50", "model.name = 'resnet-50': unknown: did you mean resnet50?"),
-        ("wrn-30-10", "must be wrn-DEPTH-WIDTH, with a depth of 6 n"),
+        ("wrn-30-10", "^model.name = 'wrn-30-10': must be wrn-DEPTH-WIDTH, with a depth of 6 n"),
         ("wrn-4-10", "must be wrn-DEPTH-WIDTH"),
         ("zzz", "choose from cnn, convnext-tiny"),
         ("no.such.module:net", "cannot import no.such.module .*put it in"),

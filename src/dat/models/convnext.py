@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -153,17 +154,17 @@ class ConvNeXt(nn.Module):
         return cast(Tensor, self.head(self.stages(self.stem(pad_to_side(x, self.patch)))))
 
 
-def convnext(
-    name: re.Match[str],
-    classes: int,
-    *,
-    channels: int = 3,
-    width: int | None = None,
-    drop_path_rate: float = 0.0,
-) -> nn.Module:
-    """`convnext-SIZE` or `convnext-SIZE-convstem`; `width` is the channels of the first stage."""
-    size = ConvNeXtSize.named(name[1], width=width, conv_stem=bool(name[2]))
-    return ConvNeXt(classes, channels=channels, size=size, drop_path_rate=drop_path_rate)
+def convnext(name: re.Match[str]) -> Callable[..., nn.Module]:
+    """The factory of `convnext-SIZE` or `convnext-SIZE-convstem`; its `width` is the channels of
+    the first stage."""
+
+    def factory(
+        classes: int, *, channels: int = 3, width: int | None = None, drop_path_rate: float = 0.0
+    ) -> nn.Module:
+        size = ConvNeXtSize.named(name[1], width=width, conv_stem=bool(name[2]))
+        return ConvNeXt(classes, channels=channels, size=size, drop_path_rate=drop_path_rate)
+
+    return factory
 
 
 def convnext_tiny(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from dat.core.imports import import_callable
@@ -42,7 +41,7 @@ FAMILIES = {
     r"wrn-(\d+)-(\d+)": "dat.models.wide_resnet:wide_resnet",
     r"convnext-(atto|femto|pico|nano|small|base)(-convstem)?": "dat.models.convnext:convnext",
 }
-"""Names with parameters: the factory of the family takes the match first."""
+"""Names with parameters: from the match, a function makes the factory."""
 ACTIVATIONS = ("relu", "silu", "gelu")
 NAME_PATTERNS = (
     ("wrn-DEPTH-WIDTH", r"wrn-\d+-\d+"),
@@ -104,7 +103,8 @@ def find_factory(name: str) -> Factory:
         return _imported(MODELS[name])
     for family, path in FAMILIES.items():
         if match := re.fullmatch(family, name):
-            return partial(_imported(path), match)
+            made: Factory = _imported(path)(match)
+            return made
     raise ValueError(
         f"model.name = {name!r}: unknown{did_you_mean(name, MODELS)} "
         "(write your own as package.module:name)"

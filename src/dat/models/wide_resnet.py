@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import cast
 
 from torch import Tensor, nn
@@ -43,19 +44,21 @@ def wrn_28_10(
     return WideResNet(classes, channels=channels, depth=28, widen=widen, activation=activation)
 
 
-def wide_resnet(
-    name: re.Match[str],
-    classes: int,
-    *,
-    channels: int = 3,
-    width: int | None = None,
-    activation: str = "relu",
-) -> nn.Module:
-    """`wrn-DEPTH-WIDTH`; `width` overrides the widen factor."""
-    depth, widen = int(name[1]), int(name[2]) if width is None else width
+def wide_resnet(name: re.Match[str]) -> Callable[..., nn.Module]:
+    """The factory of `wrn-DEPTH-WIDTH`; its `width` overrides the widen factor."""
+    depth, widen = int(name[1]), int(name[2])
     if depth < 10 or depth % 6 != 4 or widen < 1:
         raise ValueError(
             f"model.name = {name[0]!r}: must be wrn-DEPTH-WIDTH, with a depth of 6 n + 4 such as "
             "28, 34 or 70, and a width of at least 1"
         )
-    return WideResNet(classes, channels=channels, depth=depth, widen=widen, activation=activation)
+
+    def factory(
+        classes: int, *, channels: int = 3, width: int | None = None, activation: str = "relu"
+    ) -> nn.Module:
+        factor = widen if width is None else width
+        return WideResNet(
+            classes, channels=channels, depth=depth, widen=factor, activation=activation
+        )
+
+    return factory
