@@ -18,7 +18,7 @@ from dat.cli import main
 from dat.config.build import make_model
 from dat.config.finetune import make_optimizer, resolve_finetuning
 from dat.config.runs import read_run
-from dat.config.schema import RunConfig
+from dat.config.schema import ModelConfig, RunConfig
 from dat.data import Splits, load
 from dat.models import Resized, blocks
 from dat.optim import OPTIMIZERS
@@ -151,7 +151,7 @@ def test_only_the_head_is_new(tune: JsonCommand, run_json: JsonCommand, own: str
     result = tune("cnn", "five")
     assert result["recipe"] == "digits"
     config = recorded("tuned")
-    assert config["model"] == {"name": "cnn", "width": 4}
+    assert config["model"] == ModelConfig(name="cnn", width=4).dump()
     assert config["finetune"] == {
         "weights": str(Path("cnn/best.safetensors").resolve()),
         "classes": 10,
@@ -300,7 +300,7 @@ def test_a_users_model_is_fine_tuned(
     words = ("--weights", f"net{suffix}", "finetune.layers=head", "finetune.size=10")
     result = tune(f"--model {own}:Seven", "small", *words)
     config = recorded("tuned")
-    assert config["model"] == {"name": f"{own}:Seven", "width": None}
+    assert config["model"] == ModelConfig(name=f"{own}:Seven").dump()
     assert (config["finetune"]["classes"], config["finetune"]["channels"]) == (7, 3)
     after = load_file("tuned/last.safetensors")
     for key, value in body.items():
@@ -387,7 +387,7 @@ BAD = {
     "onto itself": ("cnn digits --overwrite --out ./cnn", "--out cnn: is the pre-trained run"),
     "nothing to tune": (
         "TRAIN digits finetune.layers=head",
-        "finetune.weights = none: specify weights to start from (dat finetune)",
+        "finetune.weights = none: specify weights to start from (dat finetune, or model.pr",
     ),
     "nothing to start from": (
         "TRAIN digits finetune.weights=gone.pt",

@@ -150,10 +150,16 @@ def test_without_an_out_each_weights_have_their_folder(run: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", MODELS)
+QUICK = ("cnn", "mnist-cnn", "preact-resnet18", "resnet50", "wrn-28-10", "vit-4", "vit-16")
+"""Exporting takes seconds: relatives of these networks are exported by the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in MODELS]
+)
 def test_every_network_in_every_format(name: str, tmp_path: Path) -> None:
     # a layer norm over two values is next to a sign: it makes a difference of what is rounding
-    width = 8 if name.startswith("vit") else 2
+    width = 8 if name.startswith(("vit", "convnext")) else 2
     run = make_run(tmp_path / "run", {"model": {"name": name, "width": width}})
     exported = dat.export_run(run, formats=ALL, out=tmp_path / "out")
     assert [file["format"] for file in exported["files"]] == list(ALL)

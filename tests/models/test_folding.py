@@ -21,7 +21,7 @@ CLOSE = 1e-4
 """In units of the largest value."""
 
 every_model = pytest.mark.parametrize("name", MODELS)
-NARROW = {"vit-4": 8, "vit-16": 8}
+NARROW = {name: 8 for name in MODELS if name.startswith(("vit", "convnext"))}
 """Not 2: a layer norm of two values keeps hardly more than their order."""
 
 
@@ -260,6 +260,21 @@ def test_every_network_has_the_same_outputs_without_batch_norms(name: str) -> No
     assert remaining_norms(folded) == []
     check_outputs_match(folded, model, x)
     check_outputs_match(folded, model, images(3, size=24))  # and not only on what it was tried on
+
+
+@pytest.mark.parametrize("name", ["preact-resnet18", "preact-resnet50", "wrn-16-2"])
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_batch_norms_before_other_activations_are_folded(name: str, activation: str) -> None:
+    model = trained(build_model(name, CLASSES, width=2, activation=activation))
+    x = images(size=16)
+    folded, note, follow = fold(model, x[:4])
+    assert note == expected_note(len(norms_of(model)))
+    check_outputs_match(folded, model, x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    follow()
+    check_outputs_match(folded, model, x)
 
 
 @every_model

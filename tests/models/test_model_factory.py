@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,29 @@ def needs_more(classes, secret):
 
 def not_a_module(classes):
     return [classes]
+
+class Timm(nn.Linear):
+    # as in timm, `channels` are the widths of the stages
+    def __init__(self, num_classes=1000, in_chans=3, channels=(4, 8), depth=1):
+        assert len(channels) == 2
+        super().__init__(in_chans * depth, num_classes)
+
+def timm(pretrained=False, **kwargs):
+    torch.rand(1)
+    return Timm(**dict({"in_chans": 3}, **kwargs))
+
+class Vision(nn.Linear):
+    def __init__(self, num_classes=1000):
+        super().__init__(4, num_classes)
+
+def vision(*, weights=None, **kwargs):
+    return Vision(**kwargs)
+
+def transformer(num_labels, num_channels):
+    return nn.Linear(num_channels, num_labels)
+
+def fixed(**kwargs):
+    return nn.Linear(4, 5, **kwargs)
 """
 
 
@@ -102,10 +126,42 @@ def test_keyword_catch_all_gets_everything_but_a_width_of_none(user_module: str)
 
 
 @pytest.mark.parametrize(
+    ("factory", "shape"),
+    [
+        ("Timm", (3, 1)),
+        ("timm", (3, 1)),
+        ("vision", (3, 4)),
+        ("transformer", (3, 1)),
+        ("fixed", (5, 4)),
+    ],
+)
+def test_a_factory_gets_sizes_under_the_names_that_it_has(
+    factory: str, shape: tuple[int, int], user_module: str
+) -> None:
+    name = f"{user_module}:{factory}"
+    net = build_model(name, 3, channels=1, seed=4)
+    assert isinstance(net, nn.Linear)
+    assert tuple(net.weight.shape) == shape
+    assert torch.equal(weights(net), weights(build_model(name, 3, channels=1, seed=4)))
+
+
+def test_arguments_are_passed_on_and_must_be_accepted(user_module: str) -> None:
+    net = build_model(f"{user_module}:timm", 3, args={"depth": 2})
+    assert isinstance(net, nn.Linear) and net.in_features == 6
+    for name in ("timm", "plain"):
+        with pytest.raises(ValueError, match=r"called with .*: TypeError: .*'deep'"):
+            build_model(f"{user_module}:{name}", 3, args={"deep": 2})
+    with pytest.raises(ValueError, match=r"cnn'.*comes without weights"):
+        build_model("cnn", 3, pretrained=True)
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("resnet-50", "model.name = 'resnet-50': unknown: did you mean resnet50?"),
-        ("zzz", "choose from cnn, mnist-cnn"),
+        ("wrn-30-10", "^model.name = 'wrn-30-10': must be wrn-DEPTH-WIDTH, with a depth of 6 n"),
+        ("wrn-4-10", "must be wrn-DEPTH-WIDTH"),
+        ("zzz", "choose from cnn, convnext-tiny"),
         ("no.such.module:net", "cannot import no.such.module .*put it in"),
         ("broken:net", "cannot import broken .*a_package_nobody_has"),
         ("mynets:plane", "has no function or class 'plane': did you mean plain?"),
@@ -128,6 +184,6 @@ def test_an_error_is_one_line_that_says_what_to_do(
 
 @pytest.mark.parametrize("size", ["classes", "channels", "width"])
 def test_sizes_are_positive(size: str) -> None:
-    sizes = {"classes": 3, "channels": 3, "width": 2} | {size: 0}
+    sizes: dict[str, Any] = {"classes": 3, "channels": 3, "width": 2} | {size: 0}
     with pytest.raises(ValueError, match=f"{size} = 0: must be at least 1"):
         build_model("cnn", **sizes)

@@ -27,20 +27,24 @@ from dat.optim import OPTIMIZERS, OptimizerSettings, scale_rates, set_rate
 HEADS = {
     "cnn": "head.2",
     "mnist-cnn": "head.2",
-    "preact-resnet18": "linear",
-    "resnet50": "fc",
+    **dict.fromkeys(("preact-resnet18", "preact-resnet34", "preact-resnet50"), "linear"),
+    **dict.fromkeys(("resnet18", "resnet34", "resnet50"), "fc"),
     "wrn-28-10": "linear",
-    "vit-4": "head",
-    "vit-16": "head",
+    **dict.fromkeys(("convnext-tiny", "convnext-tiny-convstem"), "head.fc"),
+    **dict.fromkeys(("vit-4", "vit-16", "vit-16-convstem"), "head"),
 }
+PREACT = ["conv", "stages.0", "stages.1", "stages.2", "stages.3", "linear"]
+RESNET = ["conv1", "layer1", "layer2", "layer3", "layer4", "fc"]
+CONVNEXT = ["stem", "stages.0", "stages.1", "stages.2", "stages.3", "head", "head.fc"]
+VIT = ["patches", "blocks", "head"]
 BLOCKS = {
     "cnn": ["features", "head", "head.2"],
     "mnist-cnn": ["features", "head", "head.2"],
-    "preact-resnet18": ["conv", "stages.0", "stages.1", "stages.2", "stages.3", "linear"],
-    "resnet50": ["conv1", "layer1", "layer2", "layer3", "layer4", "fc"],
+    **dict.fromkeys(("preact-resnet18", "preact-resnet34", "preact-resnet50"), PREACT),
+    **dict.fromkeys(("resnet18", "resnet34", "resnet50"), RESNET),
     "wrn-28-10": ["conv", "stages.0", "stages.1", "stages.2", "linear"],
-    "vit-4": ["patches", "blocks", "head"],
-    "vit-16": ["patches", "blocks", "head"],
+    **dict.fromkeys(("convnext-tiny", "convnext-tiny-convstem"), CONVNEXT),
+    **dict.fromkeys(("vit-4", "vit-16", "vit-16-convstem"), VIT),
 }
 
 

@@ -74,7 +74,10 @@ def workers_argument(parser: argparse.ArgumentParser, default: int = 1) -> None:
 def subject_arguments(parser: argparse.ArgumentParser) -> None:
     weights_argument(parser)
     parser.add_argument(
-        "--model", metavar="M:F", help="a model instead of a run: package.module:factory"
+        "--model",
+        metavar="MODEL",
+        help="a model instead of a run: timm/NAME, torchvision/NAME, hf/NAME, or "
+        "package.module:factory",
     )
     parser.add_argument(
         "--data", metavar="NAME", help="a dataset, an .npz file, or package.module:function"

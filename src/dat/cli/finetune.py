@@ -23,6 +23,7 @@ def add(commands: Commands) -> None:
         "  dat finetune runs/pretrained my.yaml train.epochs=3 --workers 2\n"
         "  dat finetune runs/pretrained my.yaml finetune.layers=head --weights ema-best\n"
         "  dat finetune runs/pretrained my.yaml finetune.size=64 finetune.decay=0.7\n"
+        "  dat finetune --model timm/convnext_tiny my.yaml finetune.size=64\n"
         "  dat finetune --model mynets.small:Net --weights net.pt my.yaml finetune.size=224\n"
         "Images smaller than the pre-training images are upsampled inside the model, so attacks\n"
         "and threat.eps apply at the resolution of your images.",
@@ -35,7 +36,10 @@ def add(commands: Commands) -> None:
     )
     weights_argument(finetune)
     finetune.add_argument(
-        "--model", metavar="M:F", help="a model instead of a run: package.module:factory"
+        "--model",
+        metavar="MODEL",
+        help="a model instead of a run: timm/NAME, torchvision/NAME or hf/NAME, with the weights "
+        "of the library; or package.module:factory",
     )
     fit_arguments(finetune, "runs/RECIPE-finetuned")
 
@@ -62,13 +66,15 @@ def _origin(arguments: argparse.Namespace) -> tuple[PretrainedModel, str]:
     """The model to start from, and the recipe to train with."""
     from dat.config.finetune import PretrainedModel
     from dat.config.runs import read_run
+    from dat.models import is_library
 
     if arguments.model:
         if len(arguments.runs) != 1:
             raise ValueError("--model: specify exactly one recipe, and no run")
-        if not arguments.weights:
+        if not arguments.weights and not is_library(arguments.model):
             raise ValueError("--model: requires --weights, the file to start from")
-        return PretrainedModel(arguments.model, Path(arguments.weights)), str(arguments.runs[0])
+        file = Path(arguments.weights) if arguments.weights else None
+        return PretrainedModel(arguments.model, file), str(arguments.runs[0])
     if len(arguments.runs) != 2:
         raise ValueError("specify a run folder and a recipe, or --model, --weights and a recipe")
     run, recipe = arguments.runs

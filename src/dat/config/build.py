@@ -12,6 +12,7 @@ from torch import nn
 from dat.attacks import attack_mode
 from dat.attacks.suites import AUTOATTACK, CLEAN, suite
 from dat.config.finetune import finetuned, make_optimizer
+from dat.config.network import network_of, pretrained_model
 from dat.config.schema import RunConfig
 from dat.core.smoothing import Smoothed
 from dat.data import (
@@ -27,7 +28,7 @@ from dat.data import (
 )
 from dat.distributed import World
 from dat.evaluation import Assessment, assess
-from dat.models import adapted, build_model, normalized
+from dat.models import adapted, normalized
 from dat.train import GradientExchange, Trainer, TrainingData
 
 
@@ -46,16 +47,12 @@ def make_world(config: RunConfig) -> World:
 
 def make_model(config: RunConfig, data: Splits, *, start: bool = False) -> nn.Module:
     """Build the network; with `start`, load the weights that fine-tuning starts from."""
+    if config.model.pretrained:
+        return pretrained_model(config, data, start=start)
     if config.finetune.weights is not None:
         return finetuned(config, data, start=start)
-    net = build_model(
-        config.model.name,
-        data.test.classes,
-        channels=data.test.channels,
-        width=config.model.width,
-        seed=config.seed,
-    )
-    return normalized(net, data.mean, data.std)
+    net = network_of(config, data.test.classes, data.test.channels)
+    return normalized(net, config.model.mean or data.mean, config.model.std or data.std)
 
 
 def check_model(model: nn.Module, data: ImageData) -> None:

@@ -8,17 +8,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dat import models
-from dat.config.schema import FinetuneConfig, RunConfig, merge
+from dat.config.network import (
+    bare,
+    channels_of,
+    head_classes_of,
+    network_of,
+    owner_of,
+    resolve_pretrained,
+    with_head,
+)
+from dat.config.schema import FinetuneConfig, ModelConfig, RunConfig, merge
 from dat.config.trust import UntrustedCode, named_code, refuse_code
 from dat.core.lazy import nn
 from dat.optim import OptimizerSettings, scale_rates
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from dat.data import Splits
     from dat.models import Resized
+
+
+FREE = {key: ModelConfig().dump()[key] for key in ("width", "activation", "args", "mean", "std")}
+"""What a user may set about a model that is not of a run, and the defaults."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +38,8 @@ class PretrainedModel:
     """A pre-trained model: the weights of a run, or of a user's factory function."""
 
     name: str
-    weights: Path
+    weights: Path | None
+    """None: those that the library has for this name."""
     run: RunConfig | None = None
 
     def edits(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +47,7 @@ class PretrainedModel:
         requested = FinetuneConfig.read(settings.get("finetune", {}), "finetune")
         if requested.weights is not None:
             raise ValueError(f"finetune.weights = {requested.weights}: use --weights instead")
-        free = {"width": None} if self.run is None else {}
+        free = FREE if self.run is None else {}
         model: dict[str, Any] = free | dict(settings.get("model", {}))
         for key, value in model.items():
             repeats = self.run is not None and (key, value) == ("name", self.run.model.name)
@@ -42,9 +55,15 @@ class PretrainedModel:
                 raise ValueError(
                     f"model.{key} = {value}: the network is that of {self.name}; omit this setting"
                 )
-        if not self.weights.is_file():
+        if self.weights is not None and not self.weights.is_file():
             raise ValueError(f"{self.weights}: no such weights")
-        model = model | {"name": self.name} if self.run is None else self.run.model.dump()
+        if self.run is not None:
+            model = self.run.model.dump() | {"pretrained": False}
+        elif models.is_library(self.name):  # its weights do not include the normalization
+            weights = True if self.weights is None else str(self.weights)
+            return merge(settings, {"model": model | {"name": self.name, "pretrained": weights}})
+        else:
+            model |= {"name": self.name}
         return merge(settings, {"model": model, "finetune": {"weights": str(self.weights)}})
 
     def refuse_code(self, given: Mapping[str, Any], data: str, *, sized: bool) -> None:
@@ -65,7 +84,9 @@ class PretrainedModel:
         from dat.data import load
 
         if self.run is None:
-            return None
+            if not models.is_library(self.name):
+                return None
+            return models.weights_info(self.name, {}).size
         if self.run.finetune.size is not None:
             return self.run.finetune.size
         try:
@@ -84,30 +105,38 @@ def resolve_finetuning(
     from dat.train import read_weights
 
     settings = config.finetune
+    if config.model.pretrained:
+        if settings.weights is not None:
+            raise ValueError("model.pretrained and finetune.weights: give one of them")
+        return _sized(resolve_pretrained(config, data), data, resolution)
     if settings.weights is None:
         if settings != FinetuneConfig():
             raise ValueError(
-                "finetune.weights = none: specify weights to start from (dat finetune)"
+                "finetune.weights = none: specify weights to start from (dat finetune, or "
+                "model.pretrained)"
             )
         return config
     path = Path(settings.weights).resolve()
     state = read_weights(path)
-    module = _owner_of(state, _pretrained(config, data))
-    name, head = models.find_head(module)
-    rows = state.get(f"{name}.weight")
-    classes = models.head_classes(head) if rows is None else len(rows)
-    channels = settings.channels or _channels(module, state) or data.test.channels
-    size = settings.size
-    if size is None and resolution is not None:
-        size = resolution()
-        size = size if size is not None and size > max(data.test.shape[1:]) else None
+    module = owner_of(state, _pretrained(config, data))
     settings = replace(
         settings,
         weights=str(path),
-        classes=settings.classes or classes,
-        channels=channels,
-        size=size,
+        classes=settings.classes or head_classes_of(state, module),
+        channels=settings.channels or channels_of(module, state) or data.test.channels,
     )
+    return _sized(replace(config, finetune=settings), data, resolution)
+
+
+def _sized(
+    config: RunConfig, data: Splits, resolution: Callable[[], int | None] | None
+) -> RunConfig:
+    """The config with the size that images are upsampled to."""
+    settings = config.finetune
+    if settings.size is None and resolution is not None:
+        size = resolution()
+        if size is not None and size > max(data.test.shape[1:]):
+            settings = replace(settings, size=size)
     _check_images(settings, data)
     return replace(config, finetune=settings)
 
@@ -124,10 +153,10 @@ def finetuned(config: RunConfig, data: Splits, *, start: bool) -> nn.Module:
     if start:
         path = Path(str(settings.weights))
         state = read_weights(path)
-        fill(_owner_of(state, model), state, path)
+        fill(owner_of(state, model), state, path)
     models.replace_head(model, data.test.classes, seed=config.seed)
     if start:
-        models.freeze(_bare(model), settings.layers)
+        models.freeze(bare(model), settings.layers)
     return model
 
 
@@ -146,40 +175,16 @@ def make_optimizer(
 
 
 def _pretrained(config: RunConfig, data: Splits) -> Resized:
-    """The architecture of the pre-trained network, behind an identity normalization: the weights of
-    a run include theirs, and a user's model normalizes its images itself."""
+    """The architecture of the pre-trained network, behind an identity normalization unless the
+    settings give one: the weights of a run include theirs, and a user's model normalizes its images
+    itself."""
     settings = config.finetune
     classes = settings.classes or data.test.classes
     channels = settings.channels or data.test.channels
-    net = models.build_model(
-        config.model.name, classes, channels=channels, width=config.model.width, seed=config.seed
-    )
-    _, head = models.find_head(net)
-    if models.head_classes(head) != classes:  # a factory with a fixed number of classes
-        net = models.replace_head(net, classes, seed=config.seed)
-    model = models.normalized(net, [0.0] * channels, [1.0] * channels)
+    net = with_head(network_of(config, classes, channels), classes, config.seed)
+    mean, std = config.model.mean or [0.0] * channels, config.model.std or [1.0] * channels
+    model = models.normalized(net, mean, std)
     return models.Resized(model, settings.size, channels=channels)
-
-
-def _bare(model: Resized) -> nn.Module:
-    return model.net.get_submodule("net")
-
-
-def _owner_of(state: Mapping[str, Tensor], model: Resized) -> nn.Module:
-    """The module that a state dict belongs to: the bare network, the normalized one, or that of a
-    fine-tuned run. It is the one with the most names in common."""
-    candidates = (_bare(model), model.net, model)
-    return max(candidates, key=lambda module: len(module.state_dict().keys() & state.keys()))
-
-
-def _channels(model: nn.Module, state: Mapping[str, Tensor]) -> int | None:
-    """The number of image channels that the weights expect."""
-    for name, module in model.named_modules():
-        if isinstance(module, models.Normalize) and f"{name}.mean" in state:
-            return len(state[f"{name}.mean"])
-        if isinstance(module, nn.Conv2d) and f"{name}.weight" in state:
-            return state[f"{name}.weight"].shape[1] * module.groups
-    return None
 
 
 def _check_images(settings: FinetuneConfig, data: Splits) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dat.config.runs import read_run
 from dat.config.schema import RunConfig, merge
 from dat.core.files import WEIGHTS
+from dat.models import is_library
 from dat.objectives import Noisy
 
 if TYPE_CHECKING:
@@ -50,7 +51,13 @@ class ModelSpec:
     def of_model(
         cls, factory: str, weights: Path | None, data: str, edits: dict[str, Any] | None = None
     ) -> ModelSpec:
-        settings = merge(edits or {}, {"model": {"name": factory}, "data": {"name": data}})
+        """A factory of a complete model, or a library's network: its normalization is put in front
+        of it, and without a file, its weights are those that the library has."""
+        settings = merge(edits or {}, {"data": {"name": data}})
+        model = {**settings.get("model", {}), "name": factory}
+        if is_library(factory):
+            model = {"pretrained": True if weights is None else str(weights)} | model
+        settings["model"] = model
         name = factory.rpartition(":")[2]
         config = RunConfig.read(settings)
         return cls(name, config, weights, False)
@@ -58,19 +65,21 @@ class ModelSpec:
     def make(self, data: Splits) -> nn.Module:
         """Build the model and load its weights."""
         from dat.config.build import make_model
-        from dat.models import build_model
+        from dat.config.network import network_of, pretrained_as_is
+        from dat.models import normalized
         from dat.train import load_weights
 
         if self.is_run:
             model = make_model(self.config, data)
+        elif self.config.model.pretrained:
+            return pretrained_as_is(self.config, data)
         else:
-            width = self.config.model.width
-            images = data.test
-            model = build_model(
-                self.config.model.name, images.classes, channels=images.channels, width=width
-            )
+            model = network_of(self.config, data.test.classes, data.test.channels)
         if self.weights is not None:
             load_weights(model, self.weights)
+        mean, std = self.config.model.mean, self.config.model.std
+        if not self.is_run and mean is not None and std is not None:
+            model = normalized(model, mean, std)
         return model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,21 @@ from typing import TYPE_CHECKING, Any
 from dat.attacks import ATTACKS, Attack
 from dat.attacks.suites import suite
 from dat.core.devices import DEVICES
-from dat.core.settings import SettingError, Settings, component, inline, section, setting
+from dat.core.settings import (
+    Arguments,
+    SettingError,
+    Settings,
+    arguments,
+    component,
+    inline,
+    parse_argument,
+    section,
+    setting,
+)
 from dat.core.threat import ThreatModel
 from dat.data import AUGMENTATIONS, WEIGH_BY, ReadOptions
 from dat.distributed import PROTOCOLS, QUANTIZERS, Protocol, Quantizer
-from dat.models import MODELS
+from dat.models import ACTIVATIONS, MODELS, NAME_PATTERNS, is_library
 from dat.objectives import OBJECTIVES, TRADES, Objective
 from dat.optim import OPTIMIZERS, SCHEDULES, OptimizerSettings, Schedule
 from dat.train.engine import Compute
@@ -163,8 +174,43 @@ class DataConfig(Settings):
 class ModelConfig(Settings):
     """What to train."""
 
-    name: str = setting("cnn", "the network architecture", choices=tuple(MODELS), or_import=True)
+    name: str = setting(
+        "cnn",
+        "the network architecture; also of timm, torchvision and Hugging Face transformers",
+        choices=tuple(MODELS),
+        patterns=NAME_PATTERNS,
+        or_import=True,
+    )
     width: int | None = setting(None, "base number of channels; none: as published", ge=1)
+    activation: str | None = setting(
+        None, "activation of the built-in CNNs; none: relu", choices=ACTIVATIONS
+    )
+    args: Arguments = arguments(
+        "further arguments of the network's factory: model.args.drop_path_rate=0.1"
+    )
+    pretrained: bool | str = setting(
+        False,
+        "pre-trained weights to start from: true, those that the library has for this name, or a "
+        "file; false: train from scratch",
+    )
+    mean: tuple[float, ...] | None = setting(
+        None,
+        "normalization in front of the network, per channel; none: that of the pre-trained "
+        "weights, or of the training images",
+    )
+    std: tuple[float, ...] | None = setting(
+        None, "the standard deviations that belong to model.mean", gt=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
+            raise SettingError("mean and std: give one number per channel for both, or for none")
+        if self.pretrained is True and not is_library(self.name):
+            raise SettingError(
+                f"pretrained = true: {self.name} comes without weights; give a file, or take a "
+                "network of timm, torchvision or hf"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,6 +391,9 @@ COMPONENTS = {
 """The groups that hold a component, with the default component of each."""
 
 
+DEFAULT_NAMES = {**COMPONENTS, "model": ModelConfig().name}
+
+
 def merge(base: Mapping[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
     """Override `base` with `edits`, group by group.
 
@@ -355,11 +404,34 @@ def merge(base: Mapping[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
     for key, edit in edits.items():
         group, edit = _expanded(key, base.get(key, {})), _expanded(key, edit)
         if isinstance(edit, Mapping) and isinstance(group, Mapping):
-            name = group.get("name", COMPONENTS.get(key))
-            replaced = key in COMPONENTS and edit.get("name", name) != name
-            merged[key] = dict(edit) if replaced else {**group, **edit}
+            name = group.get("name", DEFAULT_NAMES.get(key))
+            replaced = edit.get("name", name) != name
+            if key == "model":
+                merged[key] = _merged_model(group, edit, replaced=replaced)
+            else:
+                merged[key] = dict(edit) if key in COMPONENTS and replaced else {**group, **edit}
         else:
             merged[key] = edit
+    return merged
+
+
+OF_ONE_NETWORK = ("args", "pretrained", "mean", "std")
+"""Settings of `model` that mean nothing to another network; nor does the width to one whose name
+says it, or of a library."""
+
+
+def _merged_model(
+    group: Mapping[str, Any], edit: Mapping[str, Any], *, replaced: bool
+) -> dict[str, Any]:
+    """The settings of a network; arguments are merged one by one."""
+    name = edit.get("name")
+    sized = any(re.fullmatch(form, str(name)) for _, form in NAME_PATTERNS) and name not in MODELS
+    dropped = (*OF_ONE_NETWORK, "width") if sized else OF_ONE_NETWORK
+    kept = {k: v for k, v in group.items() if not (replaced and k in dropped)}
+    merged = {**kept, **edit}
+    old, new = kept.get("args"), edit.get("args")
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        merged["args"] = {**old, **new}
     return merged
 
 
@@ -380,7 +452,21 @@ def parse_edits(arguments: Sequence[str]) -> dict[str, Any]:
                 f"{argument!r}: settings are given as key=value, e.g. attack.steps=5"
             )
         edit: Any = {key: value} if dot else _expanded(name, value)
+        inner, dot, argument_name = key.partition(".")
+        if dot and (name, inner) == ("model", "args"):
+            edit = {"args": {argument_name: _parsed(path, value)}}
         group = edits.get(name)
-        both = isinstance(edit, dict) and isinstance(group, dict)
-        edits[name] = {**group, **edit} if both and group is not None else edit
+        if not isinstance(edit, dict) or not isinstance(group, dict):
+            edits[name] = edit
+        elif name == "model":
+            edits[name] = _merged_model(group, edit, replaced=False)
+        else:
+            edits[name] = {**group, **edit}
     return edits
+
+
+def _parsed(path: str, value: str) -> Any:
+    try:
+        return parse_argument(value)
+    except ValueError as error:
+        raise SettingError(f"{path} = {error}") from None

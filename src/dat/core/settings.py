@@ -11,13 +11,18 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+import yaml
+
 NONE_WORDS = ("none", "null", "")
+SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 class SettingError(ValueError):
@@ -36,10 +41,12 @@ class SettingLimits:
     finite: bool = True
     or_import: bool = False
     """Also accept `package.module:name`, user code, which `dat.config.trust` looks for."""
+    patterns: tuple[tuple[str, str], ...] = ()
+    """Also accept names of these forms: as shown to users, and as regular expressions."""
 
     def __str__(self) -> str:
         if self.choices is not None:
-            words = ", ".join(map(str, self.choices))
+            words = ", ".join((*map(str, self.choices), *(shown for shown, _ in self.patterns)))
             return f"{words}, or package.module:name" if self.or_import else f"one of {words}"
         parts = [
             f"{word} {bound:g}"
@@ -59,7 +66,8 @@ class SettingLimits:
         if isinstance(value, tuple):
             return all(self.allow(item) for item in value)
         if self.choices is not None:
-            return value in self.choices or (self.or_import and ":" in str(value))
+            named = any(re.fullmatch(form, str(value)) for _, form in self.patterns)
+            return value in self.choices or named or (self.or_import and ":" in str(value))
         if isinstance(value, bool) or not isinstance(value, int | float):
             return True
         if isinstance(value, float) and (math.isnan(value) or (self.finite and math.isinf(value))):
@@ -83,13 +91,20 @@ def setting(
     choices: tuple[str, ...] | tuple[int, ...] | None = None,
     finite: bool = True,
     or_import: bool = False,
+    patterns: tuple[tuple[str, str], ...] = (),
     key: str | None = None,
 ) -> Any:
     """A dataclass field with a description and a range; `key` is its name in files and on the
     command line, by default the field's own."""
-    limits = SettingLimits(ge, gt, le, lt, choices, finite, or_import)
+    limits = SettingLimits(ge, gt, le, lt, choices, finite, or_import, patterns)
     metadata = {"help": help, "limits": limits} | ({"key": key} if key else {})
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def arguments(help: str) -> Any:
+    """A field of type `Arguments`, named values whose names are not known in advance."""
+    metadata = {"help": help, "limits": SettingLimits()}
+    return dataclasses.field(default=Arguments(), metadata=metadata)
 
 
 def section(kind: type[Settings], help: str) -> Any:
@@ -109,6 +124,60 @@ def component(registry: Mapping[str, type[Settings]], default: str, help: str) -
         default_factory=registry[default],
         metadata={"help": help, "registry": registry, "default": default},
     )
+
+
+class Arguments(Mapping[str, Any]):
+    """Named plain values for a function: numbers, text, true or false, none, and lists of them.
+
+    On the command line a value is written as in YAML: `model.args.depths=[2,2,6,2]`.
+    """
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self._values = {}
+        for name, value in (values or {}).items():
+            if not str(name).isidentifier():
+                raise ValueError
+            self._values[str(name)] = _plain(value)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        """In YAML's flow style, which can be typed."""
+        text = yaml.safe_dump(
+            self._values, default_flow_style=True, sort_keys=False, width=math.inf
+        )
+        return str(text).strip()
+
+
+def _plain(value: object) -> Any:
+    """A value that YAML can write; raises a TypeError or ValueError for any other."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str) and SCIENTIFIC.fullmatch(value):  # text in YAML 1.1
+        value = float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError
+
+
+def parse_argument(text: str) -> Any:
+    """An argument's value as typed on the command line; raises a ValueError if it is not YAML."""
+    try:
+        return yaml.safe_load(text) if text.strip() else text
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{text!r}: not YAML ({' '.join(str(error).split())})") from None
 
 
 class KeyedField(NamedTuple):
@@ -216,7 +285,7 @@ class Settings:
             elif isinstance(value, Settings):
                 plain[key] = value.dump()
             elif field.metadata:
-                plain[key] = list(value) if isinstance(value, tuple) else value
+                plain[key] = _dumped(value)
         return plain
 
     def entries(self, path: str = "") -> Iterator[Entry]:
@@ -242,6 +311,13 @@ class Settings:
             if str(limits):
                 allowed = str(limits) if limits.choices else f"{allowed}, {limits}"
             yield SettingRow(path, show(value), field.metadata["help"], allowed)
+
+
+def _dumped(value: object) -> object:
+    """A value as YAML and JSON write it."""
+    if isinstance(value, Arguments):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def name_of(field: dataclasses.Field[Any], value: object) -> str:
@@ -306,9 +382,16 @@ def _checked(value: object, hint: Any, field: dataclasses.Field[Any], path: str)
 def _convert(value: object, hint: Any) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        if value is None or (isinstance(value, str) and value.lower() in NONE_WORDS):
+        none = value is None or (isinstance(value, str) and value.lower() in NONE_WORDS)
+        if none and type(None) in args:
             return None
-        return _convert(value, next(arg for arg in args if arg is not type(None)))
+        *others, last = (arg for arg in args if arg is not type(None))
+        for arg in others:
+            with suppress(TypeError, ValueError):
+                return _convert(value, arg)
+        return _convert(value, last)
+    if hint is Arguments:
+        return _arguments(value)
     if origin is tuple:
         items = value
         if isinstance(value, str):
@@ -339,6 +422,14 @@ def _convert(value: object, hint: Any) -> Any:
     raise TypeError
 
 
+def _arguments(value: object) -> Arguments:
+    if isinstance(value, str):
+        value = {} if value.lower() in NONE_WORDS else parse_argument(value)
+    if value is None or isinstance(value, Mapping):
+        return value if isinstance(value, Arguments) else Arguments(value)
+    raise TypeError
+
+
 def _number(value: object) -> float:
     """A float; strings may be fractions, so that eps can be written as 8/255."""
     if isinstance(value, str):
@@ -356,5 +447,7 @@ def _type_name(hint: Any) -> str:
     if origin is tuple:
         count = "a list of" if args[-1] is Ellipsis else str(len(args))
         return f"{count} {_type_name(args[0])}s"
+    if hint is Arguments:
+        return "name: value, ..."
     names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
     return names.get(hint, "none")

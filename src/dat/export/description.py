@@ -115,11 +115,14 @@ def describe(
     finetune = config.finetune.dump()
     if finetune["weights"] is not None:
         finetune["weights"] = Path(finetune["weights"]).name
+    network = config.model.dump()
+    if isinstance(network["pretrained"], str):
+        network["pretrained"] = Path(network["pretrained"]).name
     groups = config.dump()
     kept = ("seed", "attack", "objective", "optimizer", "schedule", "train", "quantizer")
     about = {"data": data_name(config)} | {key: groups[key] for key in kept}
     return ModelDescription(
-        network={"model": config.model.dump(), "finetune": finetune},
+        network={"model": network, "finetune": finetune},
         shape=test.shape,
         classes=test.classes,
         names=test.names,

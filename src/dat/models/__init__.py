@@ -2,12 +2,14 @@
 
 Each maps images in [0, 1] of any size to logits. To add one: a file here with a factory
 `(classes, *, channels=3, width=None)`, and a line in `factory.MODELS`; the tests then cover it.
+`libraries` builds those of timm, torchvision and Hugging Face transformers.
 """
 
 from typing import TYPE_CHECKING
 
 from dat.core.lazy import lazy_names
-from dat.models.factory import MODELS, build_model
+from dat.models.factory import ACTIVATIONS, MODELS, NAME_PATTERNS, build_model
+from dat.models.libraries import WeightsInfo, is_library, reads_hub, weights_info
 
 if TYPE_CHECKING:
     from dat.models.adapter import Adapted, Adapter, adapted, computes_in_half, lies_contiguous
@@ -33,13 +35,16 @@ else:
     )
 
 __all__ = [
+    "ACTIVATIONS",
     "MODELS",
+    "NAME_PATTERNS",
     "Adapted",
     "Adapter",
     "Block",
     "Folded",
     "Normalize",
     "Resized",
+    "WeightsInfo",
     "adapted",
     "alike",
     "blocks",
@@ -49,8 +54,11 @@ __all__ = [
     "fold",
     "freeze",
     "head_classes",
+    "is_library",
     "lies_contiguous",
     "normalized",
     "rate_factors",
+    "reads_hub",
     "replace_head",
+    "weights_info",
 ]

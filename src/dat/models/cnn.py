@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from dat.models.initialization import initialize
+from dat.models.layers import ACTIVATION_MODULES
 
 GRID = 4
 """The side of the head's feature map: digits differ in the position of their strokes."""
@@ -23,19 +24,22 @@ class CNN(nn.Module):
     An 8 x 8 digit reaches the grid unpooled; larger images are averaged down to it.
     """
 
-    def __init__(self, classes: int, *, channels: int, width: int) -> None:
+    def __init__(
+        self, classes: int, *, channels: int, width: int, activation: str = "relu"
+    ) -> None:
         super().__init__()
+        act = ACTIVATION_MODULES[activation]
         self.features = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1),
-            nn.ReLU(),
+            act(),
             nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
-            nn.ReLU(),
+            act(),
             nn.AdaptiveAvgPool2d(GRID),
             nn.Flatten(),
         )
         self.head = nn.Sequential(
             nn.Linear(2 * width * GRID**2, 8 * width),
-            nn.ReLU(),
+            act(),
             nn.Linear(8 * width, classes),
         )
         initialize(self)
@@ -44,9 +48,12 @@ class CNN(nn.Module):
         return cast(Tensor, self.head(self.features(x)))
 
 
-def small_cnn(classes: int, *, channels: int = 3, width: int | None = None) -> nn.Module:
+def small_cnn(
+    classes: int, *, channels: int = 3, width: int | None = None, activation: str = "relu"
+) -> nn.Module:
     """`width` is the number of channels of the first convolution, by default 32."""
-    return CNN(classes, channels=channels, width=32 if width is None else width)
+    width = 32 if width is None else width
+    return CNN(classes, channels=channels, width=width, activation=activation)
 
 
 MNIST_GRID = 7
@@ -68,18 +75,21 @@ class MNISTCNN(nn.Module):
     defences on MNIST since Wong & Kolter (2018). Images that are not 28 x 28 are pooled to its
     7 x 7 grid."""
 
-    def __init__(self, classes: int, *, channels: int, width: int) -> None:
+    def __init__(
+        self, classes: int, *, channels: int, width: int, activation: str = "relu"
+    ) -> None:
         super().__init__()
+        act = ACTIVATION_MODULES[activation]
         self.features = nn.Sequential(
             nn.Conv2d(channels, width, 4, stride=2, padding=1),
-            nn.ReLU(),
+            act(),
             nn.Conv2d(width, 2 * width, 4, stride=2, padding=1),
-            nn.ReLU(),
+            act(),
             Grid(),
             nn.Flatten(),
         )
         self.head = nn.Sequential(
-            nn.Linear(2 * width * MNIST_GRID**2, 100), nn.ReLU(), nn.Linear(100, classes)
+            nn.Linear(2 * width * MNIST_GRID**2, 100), act(), nn.Linear(100, classes)
         )
         initialize(self)
 
@@ -87,6 +97,9 @@ class MNISTCNN(nn.Module):
         return cast(Tensor, self.head(self.features(x)))
 
 
-def mnist_cnn(classes: int, *, channels: int = 3, width: int | None = None) -> nn.Module:
+def mnist_cnn(
+    classes: int, *, channels: int = 3, width: int | None = None, activation: str = "relu"
+) -> nn.Module:
     """`width` is the number of channels of the first convolution, 16 as published."""
-    return MNISTCNN(classes, channels=channels, width=16 if width is None else width)
+    width = 16 if width is None else width
+    return MNISTCNN(classes, channels=channels, width=width, activation=activation)

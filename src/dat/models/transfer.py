@@ -174,8 +174,11 @@ def _stages_below(module: nn.Module, path: str, head: nn.Module) -> list[tuple[s
 
 
 def _stages(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
-    """A Sequential of Sequentials is a chain of stages; anything else is one stage."""
+    """A Sequential of Sequentials, or one called `stages`, is a chain of stages; anything else is
+    one stage."""
     children = list(_children(module, path))
+    if path.endswith("stages") and isinstance(module, nn.Sequential):
+        return children
     modules = (module, *(child for _, child in children))
     if not children or not all(isinstance(part, nn.Sequential) for part in modules):
         return [(path, module)]

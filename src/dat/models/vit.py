@@ -2,7 +2,8 @@
 
 As in Beyer et al. ("Better plain ViT baselines", 2022), they have fixed sine-cosine position
 embeddings and average pooling instead of a class token, so they accept images of any size. Images
-are padded with zeros to a multiple of the patch size.
+are padded with zeros to a multiple of the patch size. `vit-16-convstem` has the convolutional stem
+of robust models (Singh et al., NeurIPS 2023) in place of the patches.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import cast
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
+
+from dat.models.layers import DropPath, StemLayer, conv_stem, drop_path_rates, share
 
 HEAD_DIM = 64
 """The dimension of an attention head."""
@@ -36,25 +39,40 @@ class Attention(nn.Module):
 class EncoderBlock(nn.Module):
     """A pre-norm transformer block: attention and an MLP of four times the width, both residual."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, drop_path_rate: float = 0.0) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
         self.attention = Attention(width)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.hidden = nn.Linear(width, 4 * width)
         self.out = nn.Linear(4 * width, width)
+        self.drop_path = DropPath(drop_path_rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        return cast(Tensor, x + self.out(F.gelu(self.hidden(self.norm2(x)))))
+        x = x + self.drop_path(self.attention(self.norm1(x)))
+        return cast(Tensor, x + self.drop_path(self.out(F.gelu(self.hidden(self.norm2(x))))))
 
 
 class ViT(nn.Module):
-    def __init__(self, classes: int, *, channels: int, patch: int, width: int, depth: int) -> None:
+    """With `stem`, convolutions turn every `patch` x `patch` pixels into a token, instead of one
+    linear map."""
+
+    def __init__(
+        self,
+        classes: int,
+        *,
+        channels: int,
+        patch: int,
+        width: int,
+        depth: int,
+        stem: nn.Module | None = None,
+        drop_path_rate: float = 0.0,
+    ) -> None:
         super().__init__()
         self.patch = patch
-        self.patches = nn.Conv2d(channels, width, patch, stride=patch)
-        self.blocks = nn.Sequential(*(EncoderBlock(width) for _ in range(depth)))
+        self.patches = nn.Conv2d(channels, width, patch, stride=patch) if stem is None else stem
+        rates = drop_path_rates(drop_path_rate, depth)
+        self.blocks = nn.Sequential(*(EncoderBlock(width, drop_path_rate=rate) for rate in rates))
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, classes)
         for module in self.blocks.modules():
@@ -93,13 +111,47 @@ def add_positions(grid: Tensor) -> Tensor:
     return grid.flatten(2).transpose(1, 2) + positions
 
 
-def vit_4(classes: int, *, channels: int = 3, width: int | None = None) -> nn.Module:
+def vit_4(
+    classes: int, *, channels: int = 3, width: int | None = None, drop_path_rate: float = 0.0
+) -> nn.Module:
     """For small images: patches of 4 x 4, 6 blocks, width 192 by default."""
-    width = 192 if width is None else width
-    return ViT(classes, channels=channels, patch=4, width=width, depth=6)
+    return ViT(
+        classes,
+        channels=channels,
+        patch=4,
+        width=192 if width is None else width,
+        depth=6,
+        drop_path_rate=drop_path_rate,
+    )
 
 
-def vit_16(classes: int, *, channels: int = 3, width: int | None = None) -> nn.Module:
+def vit_16(
+    classes: int, *, channels: int = 3, width: int | None = None, drop_path_rate: float = 0.0
+) -> nn.Module:
     """ViT-S/16: patches of 16 x 16, 12 blocks, width 384 by default; 192 is Ti and 768 is B."""
+    return ViT(
+        classes,
+        channels=channels,
+        patch=16,
+        width=384 if width is None else width,
+        depth=12,
+        drop_path_rate=drop_path_rate,
+    )
+
+
+def vit_16_convstem(
+    classes: int, *, channels: int = 3, width: int | None = None, drop_path_rate: float = 0.0
+) -> nn.Module:
+    """ViT-S/16 with four convolutions of stride 2 in place of the patches; their widths are 1/8,
+    1/4, 1/2 and 1 times that of the transformer."""
     width = 384 if width is None else width
-    return ViT(classes, channels=channels, patch=16, width=width, depth=12)
+    layers = [StemLayer(share(width, part)) for part in (1 / 8, 1 / 4, 1 / 2, 1)]
+    return ViT(
+        classes,
+        channels=channels,
+        patch=16,
+        width=width,
+        depth=12,
+        stem=conv_stem(channels, layers, out=width),
+        drop_path_rate=drop_path_rate,
+    )

@@ -107,12 +107,13 @@ def differences(recipe: Mapping[str, Any], later: Mapping[str, Any]) -> set[str]
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings as dotted names with their values."""
+    """Nested settings as dotted names with their values; the arguments of a network are one."""
     for key, value in values.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{above}{key}.")
+        path = f"{above}{key}"
+        if isinstance(value, dict) and path != "model.args":
+            yield from flat(value, f"{path}.")
         else:
-            yield f"{above}{key}", value
+            yield path, value
 
 
 def _settings(config: RunConfig) -> Iterator[tuple[str, Any, bool, Any]]:
