@@ -25,7 +25,7 @@ from dat.optim import LAMB, lalr
 from dat.tools.selftest import link, protocols
 from dat.tools.selftest.registry import Check, select
 from dat.tools.selftest.result import Context, Result, passed
-from dat.tools.selftest.runner import Runner, dump
+from dat.tools.selftest.runner import CheckRunner, dump
 from dat.train.checkpointer import Checkpoint
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -293,8 +293,10 @@ def local(name: str) -> Check:
     return Local(name, "", "")
 
 
-def make_runner(world: World, timeout: float = 60.0) -> Runner:
-    return Runner(Context(world), timeout, on_outcome=lambda outcome: None, on_hang=lambda: None)
+def make_runner(world: World, timeout: float = 60.0) -> CheckRunner:
+    return CheckRunner(
+        Context(world), timeout, on_outcome=lambda outcome: None, on_hang=lambda: None
+    )
 
 
 def plant_all(folder: Path) -> None:

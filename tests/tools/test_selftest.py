@@ -18,7 +18,7 @@ from dat.tools.selftest.machine import scrub, variables
 from dat.tools.selftest.registry import CHECKS, select
 from dat.tools.selftest.report import WIDTH, Report
 from dat.tools.selftest.result import FAIL, INFO, PASS, SKIP, Result
-from dat.tools.selftest.runner import Outcome
+from dat.tools.selftest.runner import CheckOutcome
 from tests.cli.test_cli import call
 from tests.tools import selftest_in_workers
 from tests.workers.conftest import DAT, run, start, torchrun
@@ -143,9 +143,9 @@ def _workers_that_hang(folder: Path) -> None:
     raise SystemExit(code)
 
 
-def outcome(name: str, verdict: str, detail: str = "") -> Outcome:
+def outcome(name: str, verdict: str, detail: str = "") -> CheckOutcome:
     (check,) = select([name])
-    return Outcome(check, Result(verdict=verdict, detail=detail), 0.1)
+    return CheckOutcome(check, Result(verdict=verdict, detail=detail), 0.1)
 
 
 def test_the_file_names_the_check_that_a_dead_process_was_in(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 """Compilation must not fuse products with sums, which would change their rounding."""
 
 
-class Tables(NamedTuple):
+class LayerTables(NamedTuple):
     layers: Tensor
     blocks: Tensor
     largest: int
@@ -57,7 +57,7 @@ def update(
 
 
 def _update(
-    tables: Tables, kind: int, adapt: bool, ratios: Tensor, coefficients: dict[str, float]
+    tables: LayerTables, kind: int, adapt: bool, ratios: Tensor, coefficients: dict[str, float]
 ) -> None:
     def arguments(*names: str) -> dict[str, float]:
         return {name: coefficients[name] for name in names}
@@ -104,7 +104,7 @@ def _row(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def _tables(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tables:
+def _tables(rows: tuple[tuple[int, ...], ...], device: torch.device) -> LayerTables:
     """The tables on the device, kept while the tensors stay where they are."""
     table = np.array(rows, dtype=np.int64)
     counts = -(-table[:, 4] // BLOCK)
@@ -112,7 +112,7 @@ def _tables(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tables:
     layer = np.repeat(np.arange(len(table)), counts)
     blocks = np.column_stack([layer, np.arange(len(layer)) - first[layer]])
     table = np.insert(table, 5, first, axis=1)
-    return Tables(_on(table, device), _on(blocks, device), int(table[:, 4].max()))
+    return LayerTables(_on(table, device), _on(blocks, device), int(table[:, 4].max()))
 
 
 def _on(table: npt.NDArray[np.int64], device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -154,8 +154,7 @@ class ATTA(InnerMaximization):
     def _attack(
         self, worker: Worker, network: Network, batch: Batch, epoch: int, step: int
     ) -> Tensor:
-        threat, attack = batch.threat, self.attack_in(batch.threat)
-        assert isinstance(attack, PGD)
+        threat, attack = batch.threat, cast(PGD, self.attack_in(batch.threat))
         fresh = attack.start(batch.x, threat, self._draws(batch, epoch, step))
         start = self.store.start(batch.x, fresh, self._drawn(worker, batch, epoch, step))
         return attack.onward(worker.objective.phi(network, batch), start, batch.x, threat)

@@ -21,7 +21,7 @@ OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 """Compilation must not fuse products with sums, which would change their rounding."""
 
 
-class Tables(NamedTuple):
+class MessageTables(NamedTuple):
     """The runs of a message and the blocks of each kind, on the device."""
 
     runs: Tensor
@@ -33,7 +33,7 @@ class Tables(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def tables(layout: MessageLayout, device: torch.device) -> Tables:
+def tables(layout: MessageLayout, device: torch.device) -> MessageTables:
     runs = layout.table
     length, group = runs[:, 1], runs[:, 2]
     quantized = group > 0
@@ -45,7 +45,7 @@ def tables(layout: MessageLayout, device: torch.device) -> Tables:
         *((np.where(quantized, -(-length // 8), 0), EIGHTS), (length * ~quantized, VALUES)),
     )
     blocks = [_on(_blocks(items, size), device) for items, size in counts]
-    return Tables(_on(np.column_stack([runs, before]), device), int(tiles.sum()), *blocks)
+    return MessageTables(_on(np.column_stack([runs, before]), device), int(tiles.sum()), *blocks)
 
 
 def measure(x: Tensor, layout: MessageLayout, levels: int, norm: str, message: Tensor) -> None:

@@ -14,7 +14,7 @@ from dat.tools.selftest.machine import describe
 from dat.tools.selftest.registry import Check
 from dat.tools.selftest.report import Report
 from dat.tools.selftest.result import Context
-from dat.tools.selftest.runner import GRACE, POLL_INTERVAL, Runner
+from dat.tools.selftest.runner import GRACE, POLL_INTERVAL, CheckRunner
 
 REPORTED = "selftest/reported"
 """Set in the store when rank 0 has reported."""
@@ -29,7 +29,7 @@ def selftest(
     if context.same_on_all_workers(derive(seed, " ".join(names))):
         raise WorkerError("--only: must be the same on all nodes")
     report = Report(describe(world), names, seed, file if world.first else None)
-    runner = Runner(
+    runner = CheckRunner(
         context=context,
         timeout=2 * timeout,
         on_outcome=report.add,

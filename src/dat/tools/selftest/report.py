@@ -18,7 +18,7 @@ from dat.core.files import atomic_write
 from dat.report import print_json
 from dat.tools.selftest.machine import scrub
 from dat.tools.selftest.result import FAIL, INFO, PASS, SKIP
-from dat.tools.selftest.runner import Outcome, dump
+from dat.tools.selftest.runner import CheckOutcome, dump
 
 FORMAT = 1
 """Version of the report's format."""
@@ -37,14 +37,14 @@ class Report:
     seed: int
     file: str | None = None
     """Where to write the JSON: a path, `-` for standard output, or nowhere."""
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[CheckOutcome] = field(default_factory=list)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: CheckOutcome) -> None:
         self.outcomes.append(outcome)
         self.write()
 
     @property
-    def failures(self) -> list[Outcome]:
+    def failures(self) -> list[CheckOutcome]:
         return [outcome for outcome in self.outcomes if outcome.result.verdict == FAIL]
 
     @property

@@ -30,7 +30,7 @@ GRACE = 5.0
 """Seconds that rank 0 has to write its report before the other workers end."""
 
 
-class Outcome(NamedTuple):
+class CheckOutcome(NamedTuple):
     """A check that is over, with the common result of all workers."""
 
     check: Check
@@ -39,22 +39,22 @@ class Outcome(NamedTuple):
 
 
 @dataclass
-class Runner:
+class CheckRunner:
     """Runs checks; every worker has one. `on_outcome` is called after each of them."""
 
     context: Context
     timeout: float
     """Seconds after which a check counts as hanging."""
-    on_outcome: Callable[[Outcome], None]
+    on_outcome: Callable[[CheckOutcome], None]
     on_hang: Callable[[], None]
     """Called by the watching thread, before the process ends."""
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[CheckOutcome] = field(default_factory=list)
 
     @property
     def world(self) -> World:
         return self.context.world
 
-    def run(self, checks: Sequence[Check]) -> list[Outcome]:
+    def run(self, checks: Sequence[Check]) -> list[CheckOutcome]:
         """Run all checks. After one that hangs, the process ends: see `on_hang`."""
         broken = ""
         for place, check in enumerate(checks):
@@ -80,7 +80,7 @@ class Runner:
         return result
 
     def _conclude(self, check: Check, result: Result, start: float) -> None:
-        outcome = Outcome(check, result, time.monotonic() - start)
+        outcome = CheckOutcome(check, result, time.monotonic() - start)
         self.outcomes.append(outcome)
         self.on_outcome(outcome)
 
@@ -177,7 +177,7 @@ def _key(number: int, rank: int) -> str:
     return f"selftest/{number}/{rank}"
 
 
-def dump(outcome: Outcome) -> dict[str, Any]:
+def dump(outcome: CheckOutcome) -> dict[str, Any]:
     """An outcome in the report."""
     result = outcome.result
     return {
