@@ -21,7 +21,7 @@ from dat.distributed import Chunked, Gather, World, reducer
 from dat.distributed.protocols import chunked, gather
 from dat.kernels.quantize.codec import Codec
 from dat.models import folding
-from dat.optim import LAMB, lalr
+from dat.optim import LAMBSettings, lalr
 from dat.tools.selftest import link, protocols
 from dat.tools.selftest.registry import Check, select
 from dat.tools.selftest.result import Context, Result, passed
@@ -171,12 +171,12 @@ def biased(patch: pytest.MonkeyPatch) -> None:
 
 
 def different_replicas(patch: pytest.MonkeyPatch) -> None:
-    def make(original: Any, settings: LAMB, model: Any, **options: Any) -> Any:
+    def make(original: Any, settings: LAMBSettings, model: Any, **options: Any) -> Any:
         optimizer = original(settings, model, **options)
         optimizer.param_groups[0]["lr"] *= 1 + 1e-6 * rank()
         return optimizer
 
-    wrap(patch, LAMB, "__call__", make)
+    wrap(patch, LAMBSettings, "__call__", make)
 
 
 def early_future(patch: pytest.MonkeyPatch) -> None:
@@ -201,13 +201,13 @@ def not_repeatable(patch: pytest.MonkeyPatch) -> None:
     """Every optimizer has a slightly higher rate than the one before it, on all workers."""
     made: list[int] = []
 
-    def make(original: Any, settings: LAMB, model: Any, **options: Any) -> Any:
+    def make(original: Any, settings: LAMBSettings, model: Any, **options: Any) -> Any:
         optimizer = original(settings, model, **options)
         made.append(1)
         optimizer.param_groups[0]["initial_lr"] *= 1 + 1e-5 * len(made)
         return optimizer
 
-    wrap(patch, LAMB, "__call__", make)
+    wrap(patch, LAMBSettings, "__call__", make)
 
 
 def forgotten_on_resume(patch: pytest.MonkeyPatch) -> None:
