@@ -1,0 +1,142 @@
+"""Training and evaluation on the CPU and on the simulated device, by one worker or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dat import evaluation
+from dat.attacks import ATTACKS, FGSM, PGD
+from dat.core.threat import ThreatModel
+from dat.data import ImageData
+from dat.distributed import CONCRETE_PROTOCOLS, QUANTIZERS, Buckets, World
+from dat.distributed.protocols import Protocol
+from dat.evaluation.certification import certify, predict
+from dat.models import build_model
+from dat.objectives import OBJECTIVES
+from dat.optim import OPTIMIZERS, SGD
+from dat.train.engine import Compute
+from tests.attacks.cases import cheap
+from tests.train.test_every_option import VALUES
+from tests.trainers import make_trainer
+
+Run = Callable[[World], Any]
+CLASSES = 4
+THREAT = ThreatModel(eps=0.1)
+
+
+def images(count: int = 24) -> ImageData:
+    random = torch.Generator().manual_seed(5)
+    pictures = torch.rand(count, 3, 8, 8, generator=random)
+    return ImageData.of(pictures, torch.arange(count) % CLASSES, classes=CLASSES)
+
+
+def train(settings: dict[str, Any], world: World) -> Any:
+    """Two steps; the weights, and what else was trained."""
+    given = {
+        "model": build_model("cnn", CLASSES, width=4, seed=0),
+        "data": images(),
+        "attack": PGD(steps=2),
+        "optimizer": SGD(lr=0.1),
+        "epochs": 1,
+        "batch": 12,
+        "threat": THREAT,
+        "compute": Compute(kernels=False),
+        "world": world,
+    }
+    if "shard" in settings:  # `Parameter.data = ...` does not take a tensor of another class
+        given["model"] = given["model"].to(world.device)
+    try:
+        trainer = make_trainer(**given | settings)
+    except ValueError as error:
+        return str(error)
+    records = trainer.fit()
+    trainer.gather_weights()
+    models = [trainer.best_model(), *trainer.unsharded_models().values()]
+    weights = [tensor for model in models for tensor in model.state_dict().values()]
+    return weights, [[record.loss, record.train_ra] for record in records]
+
+
+def assess(settings: dict[str, Any], world: World) -> Any:
+    model = build_model("cnn", CLASSES, width=4, seed=0).to(world.device)
+    given = {"threat": THREAT, "batch": 10, "world": world}
+    result = evaluation.evaluate(model, images(), **given | settings)
+    return [result.ta, result.ra] if isinstance(result, evaluation.Accuracy) else list(ras(result))
+
+
+def ras(result: evaluation.Assessment) -> Iterator[float]:
+    yield result.ta
+    yield from (result.ra(name) for name in result.suites)
+
+
+def attack_at_once(world: World) -> Any:
+    model = build_model("cnn", CLASSES, width=4, seed=0).to(world.device)
+    x, y = images(6).batch(torch.arange(6), world.device)
+    attacked = evaluation.autoattack(model, x, y, eps=0.1, version="rand", world=world)
+    return attacked.examples, list(attacked.counts.values())
+
+
+def certified(world: World) -> Any:
+    model = build_model("cnn", CLASSES, width=4, seed=0).to(world.device)
+    given = {"sigma": 0.1, "n": 64, "batch": 64}
+    x, _ = images(4).batch(torch.arange(4), world.device)
+    result = certify(model, images(4), world=world, **given)
+    return predict(model, x, **given), result.radius.tolist()
+
+
+def runs(workers: int) -> Iterator[tuple[str, Run]]:
+    """What one worker trains, or several train together."""
+    return runs_of_one() if workers == 1 else runs_of_several(workers)
+
+
+def runs_of_one() -> Iterator[tuple[str, Run]]:
+    for name, kind in ATTACKS.items():
+        yield f"train attack {name}", partial(train, {"attack": cheap(kind())})
+    for settings in ({"carry": True}, {"patience": 1}, {"carry": True, "restarts": 1}):
+        made = PGD(steps=2, **settings)
+        yield f"train attack {made!r}", partial(train, {"attack": made})
+    for name, objective in OBJECTIVES.items():
+        yield f"train objective {name}", partial(train, {"objective": objective()})
+    for name, optimizer in OPTIMIZERS.items():
+        yield f"train optimizer {name}", partial(train, {"optimizer": optimizer(lr=0.1)})
+    held_out = {"holdout": images(8), "epochs": 2, "attack": FGSM()}
+    for key, value in VALUES:
+        yield f"train {key}={value}", partial(train, held_out | {key: value})
+    for settings in ({"precision": "bfloat16"}, {"pieces": 2}, {"fold": False}):
+        compute = Compute(kernels=False, **settings)
+        yield f"train compute {settings}", partial(train, {"compute": compute})
+    for settings in ({"attack": PGD(steps=2), "restarts": 2}, {"attacks": ["pgd-2", "square-5"]}):
+        yield f"evaluate {list(settings)}", partial(assess, settings)
+    yield "autoattack", attack_at_once
+    yield "certify", certified
+
+
+def runs_of_several(workers: int) -> Iterator[tuple[str, Run]]:
+    for quantizer in QUANTIZERS.values():
+        for protocol in CONCRETE_PROTOCOLS.values():
+            for bits in (8, 32):
+                made, settled = quantizer(bits=bits), with_nodes(protocol(), workers)
+                try:
+                    settled.check(made, workers)
+                except ValueError:
+                    continue
+                settings = {"quantizer": made, "protocol": settled}
+                yield f"train {protocol.__name__} {made!r}", partial(train, settings)
+    feedback = {"quantizer": Buckets(bits=4, error_feedback=True)}
+    yield "train error feedback", partial(train, feedback)
+    for settings in (
+        *({"team": workers}, {"bn": "sync"}, {"bn": "ghost"}),
+        *({"shard": workers, "gather": gather} for gather in ("attack", "block")),
+        {"shard": workers, "quantizer": Buckets(bits=8)},
+    ):
+        yield f"train {settings}", partial(train, settings)
+
+
+def with_nodes(protocol: Protocol, workers: int) -> Protocol:
+    return replace(protocol, inside=workers) if hasattr(protocol, "inside") else protocol
