@@ -222,9 +222,6 @@ def cases() -> Iterator[tuple[str, Case]]:
             made = attacks.cheap(kind())
             for goal in attacks.goals_of(made):
                 yield f"attack {name} {goal} {norm}", partial(attack, made, goal, norm)
-    for made in attacks.variants():
-        if made != attacks.cheap(type(made)()):
-            yield f"attack {made!r}", partial(attack, made, attacks.TARGET, "linf")
     for name, to_minimise in OBJECTIVES.items():
         yield f"objective {name}", partial(objective, to_minimise())
     assert {type(settings) for settings in CONFIGS} == set(OPTIMIZERS.values())

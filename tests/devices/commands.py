@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from dat.cli import main
 from dat.jobs import launch
+from tests.devices.device_code import RECORDER
 from tests.workers.conftest import SMALL
 
 COMMANDS = {
@@ -32,7 +33,8 @@ def run(folder: Path) -> Iterator[tuple[str, str]]:
         output = io.StringIO()
         try:
             with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                main(list(words))
+                with RECORDER.recording():
+                    main(list(words))
             yield name, ""
         except SystemExit as end:
             yield name, output.getvalue() if end.code else ""

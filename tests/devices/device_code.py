@@ -11,6 +11,7 @@ import ast
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -74,14 +75,22 @@ class Recorder:
 
     def __init__(self) -> None:
         self.codes: set[CodeType] = set()
+        self.active = False
 
-    def start(self) -> None:
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record inside this context, in new threads as well."""
         threading.settrace(self._enter)
+        self.active = True
         self.follow()
+        yield
+        self.active = False
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
 
     def follow(self) -> None:
         """Record this thread as well, its present functions included."""
-        if sys.gettrace() is not None:
+        if sys.gettrace() is not None or not self.active:
             return
         sys.settrace(self._enter)
         frame: FrameType | None = sys._getframe(1)
@@ -90,8 +99,12 @@ class Recorder:
             frame = frame.f_back
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> None:
-        self.codes.add(frame.f_code)
+        if self.active:
+            self.codes.add(frame.f_code)
 
     def entered(self) -> list[str]:
         ours = (code for code in list(self.codes) if code.co_filename.startswith(SOURCE))
         return sorted({name_of(code) for code in ours})
+
+
+RECORDER = Recorder()

@@ -29,6 +29,7 @@ from dat.distributed import (
     World,
 )
 from dat.distributed.wire_format import Slot
+from tests.devices.device_code import RECORDER
 from tests.devices.simulated import KIND
 
 SIZES = {36: 6, 1024: 8}
@@ -85,7 +86,8 @@ def run(device: torch.device) -> Iterator[tuple[str, str]]:
                 try:
                     with _disable_current_modes():
                         expected = case(worlds[0])
-                    actual = case(worlds[1])
+                    with RECORDER.recording():
+                        actual = case(worlds[1])
                     assert actual == expected, f"{actual} instead of {expected}"
                 except Exception:
                     problems[name] += f"rank {rank}: {traceback.format_exc()}"

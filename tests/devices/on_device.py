@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from dat.attacks import PGD
 from dat.distributed import World
 from tests.devices import cases, commands, groups, simulated, training
-from tests.devices.device_code import Recorder
+from tests.devices.device_code import RECORDER
 
 CPU = torch.device("cpu")
 EXACT = ("attack", "augmentation", "batches", "noise", "quantizer", "random", "threat")
@@ -34,11 +34,9 @@ def run_part(part: str, folder: Path) -> None:
     """Write whether each case of a part agrees, what was entered, and other findings."""
     torch.set_num_threads(1)
     device = simulated.install()
-    recorder = Recorder()
-    simulated.on_operation.append(recorder.follow)
-    recorder.start()
+    simulated.on_operation.append(RECORDER.follow)
     results = dict(PARTS[part](device, folder))
-    found = {"results": results, "entered": recorder.entered()}
+    found = {"results": results, "entered": RECORDER.entered()}
     rank = os.environ.get("RANK", "0")
     (folder / f"{part}-{rank}.json").write_text(json.dumps(found))
     os._exit(0)  # nothing here has to end in order
@@ -52,7 +50,8 @@ def compare(
         try:
             with _disable_current_modes():
                 expected = tree_leaves(case(on_cpu))
-            actual = tree_leaves(case(on_device))
+            with RECORDER.recording():
+                actual = tree_leaves(case(on_device))
             assert len(actual) == len(expected)
             for mine, other in zip(actual, expected, strict=True):
                 check(name, mine, other)
@@ -64,9 +63,8 @@ def compare(
 def check(name: str, actual: Any, expected: Any) -> None:
     if not isinstance(expected, Tensor):
         low = any(dtype in name for dtype in LOW)
-        close = abs(actual - expected) <= (0.1 if low else 1e-4) * max(abs(expected), 1.0) \
-            if isinstance(expected, float) else actual == expected
-        assert close, f"{actual} instead of {expected}"
+        distance = abs(actual - expected) if isinstance(expected, float) else actual != expected
+        assert distance <= (0.1 if low else 1e-4), f"{actual} instead of {expected}"
         return
     assert actual.device.type == simulated.KIND, "the result is not on the device"
     assert actual.dtype == expected.dtype

@@ -180,7 +180,7 @@ def check_devices(function: Any, args: Any, flat: list[Any]) -> None:
     tensors = [value for value in flat if isinstance(value, Tensor)]
     kinds = {t.device.type for t in tensors if t.dim() or isinstance(t, SimulatedTensor)}
     if len(kinds) > 1:
-        raise DeviceMismatch(f"{function}: tensors on {' and '.join(sorted(kinds))}")
+        raise DeviceMismatch(f"{function}: tensors on several devices, {' and '.join(sorted(kinds))}")
 
 
 def record_wait() -> None:

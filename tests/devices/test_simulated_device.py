@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -39,48 +39,60 @@ whether the loss and the gradient are finite. What reads the clock is not in her
 CLOCK = "distributed/traffic.py:EventClock.seconds"
 
 
+SLOW = ("training", "workers", "commands")
+TIMEOUT = 900
+
+
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the processes of each part have written; for several workers, the last one's."""
+def results_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """What the processes of a part have written, which run once; for several workers, the last
+    one's."""
     folder = tmp_path_factory.mktemp("devices")
 
+    @cache
     def run(part: str) -> dict[str, Any]:
         own, workers = folder / part, WORKERS.get(part, 1)
         own.mkdir()
-        run_workers(workers, run_part, part, own)
+        run_workers(workers, run_part, part, own, timeout=TIMEOUT)
         found: dict[str, Any] = json.loads((own / f"{part}-{workers - 1}.json").read_text())
         return found
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(PARTS, pool.map(run, PARTS), strict=True))
+    return run
 
 
-@pytest.mark.parametrize(("part", "name"), CASES)
+def marked(part: str, *names: str) -> Any:
+    return pytest.param(part, *names, marks=[pytest.mark.slow] if part in SLOW else [])
+
+
+@pytest.mark.parametrize(("part", "name"), [marked(*case) for case in CASES])
 def test_the_device_computes_what_the_cpu_does(
-    parts: dict[str, dict[str, Any]], part: str, name: str
+    results_of: Callable[[str], dict[str, Any]], part: str, name: str
 ) -> None:
-    problem = parts[part]["results"][name]
+    problem = results_of(part)["results"][name]
     assert problem == "", problem
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_every_case_is_a_test(parts: dict[str, dict[str, Any]], part: str) -> None:
-    assert set(parts[part]["results"]) - {"waits"} == set(NAMES[part])
+@pytest.mark.parametrize("part", [marked(part) for part in PARTS])
+def test_every_case_is_a_test(results_of: Callable[[str], dict[str, Any]], part: str) -> None:
+    assert set(results_of(part)["results"]) - {"waits"} == set(NAMES[part])
 
 
-def test_a_step_waits_for_the_device_twice(parts: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.slow
+def test_a_step_waits_for_the_device_twice(results_of: Callable[[str], dict[str, Any]]) -> None:
     """However many steps the attack takes."""
-    for waits in parts["training"]["results"]["waits"].values():
+    for waits in results_of("training")["results"]["waits"].values():
         assert {name: count for name, count in waits.items() if name != CLOCK} == WAITS
 
 
-def test_every_function_that_handles_devices_is_entered(parts: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.slow
+def test_every_function_that_handles_devices_is_entered(
+    results_of: Callable[[str], dict[str, Any]],
+) -> None:
     """Or is listed with a reason. A listed one that is entered, or does not exist, is an error."""
-    entered = {name for found in parts.values() for name in found["entered"]}
+    entered = {name for part in PARTS for name in results_of(part)["entered"]}
     handling = device_functions()
     print(f"{len(handling)} functions, {len(handling & entered)} entered")
-    missing = sorted(handling - entered)
-    assert missing == sorted(NOT_ENTERED)
+    assert sorted(handling - entered) == sorted(NOT_ENTERED)
 
 
 def test_torch_mixes_devices_by_the_same_rules() -> None:
