@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dat import data, optim
-from dat.attacks import ATTACKS, Attack, AttackTarget, attack_mode
+from dat import data
+from dat.attacks import ATTACKS, Attack, attack_mode
 from dat.core import losses, precision
 from dat.core.rng import Streams, seeded
 from dat.core.smoothing import Smoothed
@@ -119,7 +119,9 @@ def classic_lars(device: torch.device) -> Any:
 def augmentation(settings: dict[str, Any], device: torch.device) -> Any:
     x, _ = image_batch(device, 32)
     made = data.Augmentation(**settings)
-    return made(x, streams(device)), made((255 * x).to(torch.uint8), streams(device))
+    windows = made.windows(streams(device))
+    seen = [] if windows is None else [windows.seen(32, 32), windows.back().cut(x)]
+    return seen, made(x, streams(device)), made((255 * x).to(torch.uint8), streams(device))
 
 
 def model(name: str, device: torch.device) -> Any:
@@ -185,7 +187,11 @@ def noise(dtype: str, device: torch.device) -> Any:
     x, y = image_batch(torch.device("cpu"))
     sampler = NoiseSampler(
         *(network(device), data.ImageData.of(x, y)),
-        **{"sigma": 0.1, "classes": CLASSES, "device": device, "precision": dtype, "batch": 64},
+        sigma=0.1,
+        classes=CLASSES,
+        device=device,
+        precision=dtype,
+        batch=64,
     )
     return sampler.count("test", [Asked(0, 3, 70), Asked(2, 0, 32)]).to(device)
 
@@ -228,17 +234,18 @@ def cases() -> Iterator[tuple[str, Case]]:
     for settings in CONFIGS:
         yield f"optimizer {label(settings)}", partial(optimizer, settings)
     yield "optimizer ClassicLARS", classic_lars
-    for augmentations in [
+    changes: list[dict[str, Any]] = [
         *({"kind": kind} for kind in data.AUGMENTATIONS),
         *({"cutout": 8}, {"randaugment": 8}),
-    ]:
-        yield f"augmentation {augmentations}", partial(augmentation, augmentations)
+    ]
+    for change in changes:
+        yield f"augmentation {change}", partial(augmentation, change)
     for name in MODELS:
         yield f"model {name}", partial(model, name)
     yield "model resized", resized
-    for settings in ENGINES:
-        compute = Compute(kernels=False, **settings)
-        yield f"engine {settings}", partial(engine, compute)
+    for choices in ENGINES:
+        compute = Compute(kernels=False, **choices)
+        yield f"engine {choices}", partial(engine, compute)
     yield "losses", every_loss
     for dtype in (torch.bfloat16, torch.float16):
         yield f"precision {dtype}", partial(low_precision, dtype)

@@ -86,7 +86,7 @@ class Recorder:
         yield
         self.active = False
         sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
 
     def follow(self) -> None:
         """Record this thread as well, its present functions included."""

@@ -96,7 +96,7 @@ def run(device: torch.device) -> Iterator[tuple[str, str]]:
 
 
 def world_of(device: torch.device, rank: int, size: int) -> World:
-    on_node = {"local_rank": rank % SIZES[size], "local_size": SIZES[size]}
+    on_node: dict[str, Any] = {"local_rank": rank % SIZES[size], "local_size": SIZES[size]}
     return World(rank, size, device, "fake", False, **on_node)
 
 
@@ -125,9 +125,10 @@ def subgroup(size: int, world: World) -> Any:
     made = WorkerSubgroup(world, size, ledger)
     x = torch.ones(4, 3, device=world.device, requires_grad=True)
     results = made.spread(x), made.total(x), made.logsumexp(x), made.gather(x.detach())
-    sum(result.sum() for result in results).backward()
+    torch.stack([result.sum() for result in results]).sum().backward()
     for result in (*results, x.grad):
         check_device(result, world)
+    made.min(3)
     traffic = ledger.read_and_reset()
     return [result.shape for result in results], traffic.sent, traffic.inter_node
 
@@ -151,7 +152,7 @@ def fsdp(world: World) -> Any:
     made.begin(0, 0)
     made(torch.rand(3, 5, device=world.device)).sum().backward()
     receive = made.all_gather_stats(torch.ones(2, device=world.device))
-    gradients = [p.grad.to_local() for p in net.parameters()]  # type: ignore[union-attr, operator]
+    gradients = [p.grad.to_local() for p in net.parameters()]  # type: ignore[union-attr]
     for gradient in gradients:
         check_device(gradient, world)
     traffic = made.ledger.read_and_reset()

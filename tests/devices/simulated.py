@@ -66,12 +66,13 @@ class DeviceMismatch(RuntimeError):
 class SimulatedTensor(Tensor):
     """A tensor on the device."""
 
-    values: Tensor
+    values: Tensor  # type: ignore[assignment]  # sparse tensors have a method of this name
 
     @staticmethod
     def __new__(cls, values: Tensor) -> SimulatedTensor:
-        with torch.inference_mode(False):  # a view in inference mode may be of a tensor from outside
-            tensor: SimulatedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        make: Any = torch.Tensor._make_wrapper_subclass
+        with torch.inference_mode(False):  # a view may be of a tensor from outside
+            tensor: SimulatedTensor = make(
                 cls,
                 values.shape,
                 strides=values.stride(),
@@ -83,12 +84,12 @@ class SimulatedTensor(Tensor):
         return tensor
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return compute(function, args, kwargs or {})
 
-    def __repr__(self, **_: object) -> str:
+    def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"SimulatedTensor({self.values})"
 
     def data_ptr(self) -> int:
@@ -100,7 +101,8 @@ class SimulatedTensor(Tensor):
             copied.requires_grad_(self.requires_grad)
             vars(copied).update({k: v for k, v in vars(self).items() if k != "values"})
             copied.grad = copy.deepcopy(self.grad, memo)
-        return memo[id(self)]
+        known: Tensor = memo[id(self)]
+        return known
 
     def tolist(self) -> Any:  # torch refuses it for subclasses
         record_wait()
@@ -180,7 +182,9 @@ def check_devices(function: Any, args: Any, flat: list[Any]) -> None:
     tensors = [value for value in flat if isinstance(value, Tensor)]
     kinds = {t.device.type for t in tensors if t.dim() or isinstance(t, SimulatedTensor)}
     if len(kinds) > 1:
-        raise DeviceMismatch(f"{function}: tensors on several devices, {' and '.join(sorted(kinds))}")
+        raise DeviceMismatch(
+            f"{function}: tensors on several devices, {' and '.join(sorted(kinds))}"
+        )
 
 
 def record_wait() -> None:
@@ -233,7 +237,7 @@ class Generator(torch.Generator):
     """Stands for `torch.Generator`: those of the device draw the CPU's numbers."""
 
     def __new__(cls, device: object = "cpu") -> Generator:
-        return super().__new__(cls, "cpu")
+        return super().__new__(cls, "cpu")  # type: ignore[call-arg]
 
 
 class Module:
@@ -272,11 +276,11 @@ class Module:
         return nullcontext()
 
     @property
-    def Stream(self) -> type[Stream]:  # noqa: N802
+    def Stream(self) -> type[Stream]:
         return Stream
 
     @property
-    def Event(self) -> type[Event]:  # noqa: N802
+    def Event(self) -> type[Event]:
         return Event
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
@@ -312,7 +316,7 @@ def install() -> torch.device:
     make = torch.tensor
 
     def tensor(*args: Any, **kwargs: Any) -> Tensor:
-        torch._C._set_only_lift_cpu_tensors(True)  # type: ignore[attr-defined]  # of this thread
+        torch._C._set_only_lift_cpu_tensors(True)
         return make(*args, **kwargs)
 
     torch.tensor = tensor
@@ -329,7 +333,8 @@ def install() -> torch.device:
     dist.Backend.backend_capability["gloo"].append(KIND)
     dist.Backend.default_device_backend_map[KIND] = "gloo"
     _install_autocast()
-    Interpreter().__enter__()
+    interpreter: Any = Interpreter()  # type: ignore[no-untyped-call]
+    interpreter.__enter__()
     return torch.device(KIND, 0)
 
 
@@ -339,7 +344,8 @@ def _install_autocast() -> None:
     kept.append(library)
     library = torch.library.Library("aten", "IMPL")
     kept.append(library)
-    key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    keys: Any = torch._C.DispatchKey
+    key = torch._C.DispatchKeySet(keys.AutocastPrivateUse1)
     for packet in CAST:
 
         def cast(*args: Any, _function: Any = packet.default, **kwargs: Any) -> Any:

@@ -8,14 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
 
 from dat import evaluation
 from dat.attacks import ATTACKS, FGSM, PGD
 from dat.core.threat import ThreatModel
 from dat.data import ImageData
-from dat.distributed import CONCRETE_PROTOCOLS, QUANTIZERS, Buckets, Gather, World
+from dat.distributed import CONCRETE_PROTOCOLS, QUANTIZERS, Buckets, Gather, Hybrid, World
 from dat.distributed.protocols import Protocol
 from dat.evaluation.certification import certify, predict
 from dat.models import build_model
@@ -39,7 +37,7 @@ def images(count: int = 24) -> ImageData:
 
 def train(settings: dict[str, Any], world: World) -> Any:
     """Two steps; the weights, and what else was trained."""
-    given = {
+    given: dict[str, Any] = {
         "model": build_model("cnn", CLASSES, width=4, seed=0),
         "data": images(),
         "attack": PGD(steps=2),
@@ -65,7 +63,7 @@ def train(settings: dict[str, Any], world: World) -> Any:
 
 def assess(settings: dict[str, Any], world: World) -> Any:
     model = build_model("cnn", CLASSES, width=4, seed=0).to(world.device)
-    given = {"threat": THREAT, "batch": 10, "world": world}
+    given: dict[str, Any] = {"threat": THREAT, "batch": 10, "world": world}
     result = evaluation.evaluate(model, images(), **given | settings)
     return [result.ta, result.ra] if isinstance(result, evaluation.Accuracy) else list(ras(result))
 
@@ -84,9 +82,9 @@ def attack_at_once(world: World) -> Any:
 
 def certified(world: World) -> Any:
     model = build_model("cnn", CLASSES, width=4, seed=0).to(world.device)
-    given = {"sigma": 0.1, "n": 64, "batch": 64}
-    x, _ = images(4).batch(torch.arange(4), world.device)
-    result = certify(model, images(4), world=world, **given)
+    given: dict[str, Any] = {"sigma": 0.1, "n": 64, "batch": 64}
+    x, y = images(4).batch(torch.arange(4), world.device)
+    result = certify(model, x, y, world=world, **given)
     return predict(model, x, **given), result.radius.tolist()
 
 
@@ -98,8 +96,7 @@ def runs(workers: int) -> Iterator[tuple[str, Run]]:
 def runs_of_one() -> Iterator[tuple[str, Run]]:
     for name, kind in ATTACKS.items():
         yield f"train attack {name}", partial(train, {"attack": cheap(kind())})
-    for settings in ({"carry": True}, {"patience": 1}, {"carry": True, "restarts": 1}):
-        made = PGD(steps=2, **settings)
+    for made in (PGD(steps=2, carry=True), PGD(steps=2, patience=1)):
         yield f"train attack {made!r}", partial(train, {"attack": made})
     for name, objective in OBJECTIVES.items():
         yield f"train objective {name}", partial(train, {"objective": objective()})
@@ -108,11 +105,16 @@ def runs_of_one() -> Iterator[tuple[str, Run]]:
     held_out = {"holdout": images(8), "epochs": 2, "attack": FGSM()}
     for key, value in VALUES:
         yield f"train {key}={value}", partial(train, held_out | {key: value})
-    for settings in ({"precision": "bfloat16"}, {"pieces": 2}, {"fold": False}):
-        compute = Compute(kernels=False, **settings)
-        yield f"train compute {settings}", partial(train, {"compute": compute})
-    for settings in ({"attack": PGD(steps=2), "restarts": 2}, {"attacks": ["pgd-2", "square-5"]}):
-        yield f"evaluate {list(settings)}", partial(assess, settings)
+    choices: list[dict[str, Any]] = [{"precision": "bfloat16"}, {"pieces": 2}, {"fold": False}]
+    for choice in choices:
+        compute = Compute(kernels=False, **choice)
+        yield f"train compute {choice}", partial(train, {"compute": compute})
+    evaluations: list[dict[str, Any]] = [
+        {"attack": PGD(steps=2), "restarts": 2},
+        {"attacks": ["pgd-2", "square-5"]},
+    ]
+    for evaluated in evaluations:
+        yield f"evaluate {list(evaluated)}", partial(assess, evaluated)
     yield "autoattack", attack_at_once
     yield "certify", certified
 
@@ -132,13 +134,14 @@ def runs_of_several(workers: int) -> Iterator[tuple[str, Run]]:
                 yield f"train {protocol.__name__} {made!r}", partial(train, settings)
     feedback = {"quantizer": Buckets(bits=4, error_feedback=True)}
     yield "train error feedback", partial(train, feedback)
-    for settings in (
-        *({"team": workers}, {"bn": "sync"}, {"bn": "ghost"}),
+    options: list[dict[str, Any]] = [
+        *({"team": workers}, {"bn": "sync"}, {"bn": "ghost", "ghost": 2}),
         *({"shard": workers, "gather": gather} for gather in ("attack", "block")),
         {"shard": workers, "quantizer": Buckets(bits=8)},
-    ):
-        yield f"train {settings}", partial(train, settings)
+    ]
+    for option in options:
+        yield f"train {option}", partial(train, option)
 
 
 def with_nodes(protocol: Protocol, workers: int) -> Protocol:
-    return replace(protocol, inside=workers) if hasattr(protocol, "inside") else protocol
+    return replace(protocol, inside=workers) if isinstance(protocol, Hybrid) else protocol
