@@ -39,7 +39,7 @@ whether the loss and the gradient are finite. What reads the clock is not in her
 CLOCK = "distributed/traffic.py:EventClock.seconds"
 
 
-SLOW = ("training", "workers", "commands")
+SLOW = ("groups", "training", "workers", "commands")
 TIMEOUT = 900
 
 
