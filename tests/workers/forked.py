@@ -210,11 +210,15 @@ def run_command(
 
 
 def run_workers(
-    workers: int, work: Callable[..., object], *details: Any, cwd: Path | None = None
+    workers: int,
+    work: Callable[..., object],
+    *details: Any,
+    cwd: Path | None = None,
+    timeout: float = 180,
 ) -> None:
     """Run a function of a test module in M workers, as torchrun would start them."""
     process = Forked(partial(_workers, workers, work, details), cwd or Path.cwd())
-    result = _finish(process, 180)
+    result = _finish(process, timeout)
     assert result.returncode == 0, result.stderr
 
 

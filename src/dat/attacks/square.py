@@ -172,8 +172,8 @@ class _Window:
     def random(cls, numbers: Tensor, side: int, x: Tensor) -> _Window:
         """A square at the position given by two uniform numbers."""
         height, width = x.shape[2:]
-        positions = torch.tensor((height - side + 1, width - side + 1), device=x.device)
-        top, left = (numbers * positions).long().unbind(1)
+        top = (numbers[:, 0] * (height - side + 1)).long()
+        left = (numbers[:, 1] * (width - side + 1)).long()
         rows = torch.arange(height, device=x.device) - top[:, None]
         columns = torch.arange(width, device=x.device) - left[:, None]
         return cls(rows, columns, side)
@@ -194,7 +194,8 @@ class _Window:
 def _pattern(side: int, x: Tensor) -> Tensor:
     """Two peaks of opposite sign, one above the other, with a total l2 norm of 1."""
     both = torch.cat((_peak(side // 2, side), -_peak(side - side // 2, side)))
-    return F.normalize(both.flatten(), dim=0).view_as(both).to(x.device, x.dtype)
+    both = F.normalize(both.flatten(), dim=0).view_as(both)
+    return both.to(x.device, x.dtype, non_blocking=True)
 
 
 def _peak(height: int, width: int) -> Tensor:

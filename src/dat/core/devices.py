@@ -39,21 +39,25 @@ def accelerator() -> str | None:
 
 
 def choose(name: str, local_rank: int, local_size: int) -> torch.device:
-    """The device of a worker; `local_size` workers share this node.
+    """The device of a worker; `local_size` workers share this node. With a number, as in `cuda:1`,
+    it is that device.
 
     A GPU is never ignored in silence: too few for the workers is an error, unless the user has
     asked for the CPU.
     """
     kind = accelerator()
-    if name == "cpu" or (name == "auto" and kind is None):
+    asked, _, number = name.partition(":")
+    if asked == "cpu" or (name == "auto" and kind is None):
         return torch.device("cpu")
-    if name not in ("auto", kind):
-        wanted = name.upper()
+    if asked not in ("auto", kind):
+        wanted = asked.upper()
         has = f"only {kind.upper()}" if kind else f"no {wanted} device"
         raise ValueError(f"comm.device = {name}: this machine has {has}; use {kind or 'cpu'}")
     assert kind is not None
     count = torch.accelerator.device_count()
-    if count >= local_size:
+    if number and int(number) < count:
+        return torch.device(kind, int(number))
+    if count >= local_size and not number:
         return torch.device(kind, local_rank)
     if count == 1 and _is_bound(os.environ):
         return torch.device(kind, 0)  # every task sees one device, its own

@@ -114,7 +114,8 @@ def _smooth(x: Tensor) -> Tensor:
 def _enhance(x: Tensor, base: Tensor, coin: Tensor, strength: float) -> Tensor:
     """Move away from the base or towards it, at full strength by 0.9 of the distance."""
     factors = [1 + sign * 0.9 * strength for sign in SIGNS]
-    return enhance(x, base, torch.tensor(factors, dtype=torch.float32, device=x.device)[coin])
+    table = torch.tensor(factors, dtype=torch.float32).to(x.device, non_blocking=True)
+    return enhance(x, base, table[coin])
 
 
 def enhance(x: Tensor, base: Tensor, factor: Tensor) -> Tensor:
@@ -151,7 +152,8 @@ def _resample(x: Tensor, coin: Tensor, maps: Sequence[Map]) -> Tensor:
     _, channels, height, width = x.shape
     centered = [(a, b, c + a / 2 + b / 2, d, e, f + d / 2 + e / 2) for a, b, c, d, e, f in maps]
     fixed = [[math.floor(value * 2**FIXED + 0.5) for value in values] for values in centered]
-    a, b, c, d, e, f = torch.tensor(fixed, device=x.device)[coin].T[:, :, None, None]
+    table = torch.tensor(fixed).to(x.device, non_blocking=True)
+    a, b, c, d, e, f = table[coin].T[:, :, None, None]
     column = torch.arange(width, device=x.device)
     row = torch.arange(height, device=x.device)[:, None]
     columns, rows = (a * column + b * row + c) >> FIXED, (d * column + e * row + f) >> FIXED

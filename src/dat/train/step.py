@@ -72,7 +72,10 @@ def _local_sums(outcome: Outcome, batch: Batch, *, stop: bool) -> Tensor:
     correct = (outcome.logits.argmax(1) == y).sum() * share
     labels = (y != UNLABELLED).sum() * share
     loss = (outcome.loss * batch.weight).sum()
-    images, stops = torch.tensor((len(y) * share, float(stop)), device=y.device)
+    # filled on the device: a copy from the host would wait for all work before it
+    images, stops = (
+        torch.full((), value, device=y.device) for value in (len(y) * share, float(stop))
+    )
     return torch.stack((loss, correct, labels, images, stops))
 
 

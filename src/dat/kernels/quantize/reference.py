@@ -133,7 +133,7 @@ def _codes(
         code = floor.int() + (uniform < v - floor).int()
     else:
         fraction_bits = 23 - bits
-        zero = torch.tensor(1.5 * 2**bits, device=x.device).view(torch.int32)
+        zero = torch.full((), 1.5 * 2**bits, device=x.device).view(torch.int32)
         half = 1 << (fraction_bits - 1)
         dither_bits = drawn >> (32 - fraction_bits) if random else torch.full_like(drawn, half)
         dither = (zero | dither_bits.int()).view(torch.float32)
