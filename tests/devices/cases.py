@@ -16,8 +16,9 @@ from dat.core import losses, precision
 from dat.core.rng import Streams, seeded
 from dat.core.smoothing import Smoothed
 from dat.core.threat import ThreatModel
-from dat.distributed import QUANTIZERS, Quantizer
+from dat.distributed import QUANTIZERS, Quantizer, World
 from dat.distributed.wire_format import Slot, message_layout, spans
+from dat.distributed.world import SingleWorker
 from dat.evaluation.certification.sampler import Asked, NoiseSampler
 from dat.kernels.quantize.codec import Codec
 from dat.models import MODELS, Resized, alike, build_model, fold, normalized
@@ -140,6 +141,11 @@ def resized(device: torch.device) -> Any:
     return Resized(network(device), size=12, channels=3)(x)
 
 
+def alone(device: torch.device) -> World:
+    """A worker without others, and without a process group."""
+    return SingleWorker(0, 1, device, "none", False)
+
+
 def engine(compute: Compute, device: torch.device) -> Any:
     x, _ = image_batch(device)
     name = "cnn" if compute.layout == "channels-last" else "preact-resnet18"
@@ -150,7 +156,7 @@ def engine(compute: Compute, device: torch.device) -> Any:
         logits = attacked(x)
     with made.updating():
         made.cast(made.model)(x).square().sum().backward()
-    return logits, x.grad, gradients(made.model), list(made.checked().model.buffers())
+    return logits, x.grad, gradients(made.model), list(made.checked(alone(device)).model.buffers())
 
 
 def every_loss(device: torch.device) -> Any:
