@@ -226,7 +226,7 @@ def batches(device: torch.device) -> Any:
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """Every case by name."""
+    """Every component but the networks."""
     yield "random numbers", random_numbers
     for norm in NORMS:
         yield f"threat model {norm}", partial(threat_model, norm)
@@ -246,12 +246,6 @@ def cases() -> Iterator[tuple[str, Case]]:
     ]
     for change in changes:
         yield f"augmentation {change}", partial(augmentation, change)
-    for name in MODELS:
-        yield f"model {name}", partial(model, name)
-    yield "model resized", resized
-    for choices in ENGINES:
-        compute = Compute(kernels=False, **choices)
-        yield f"engine {choices}", partial(engine, compute)
     yield "losses", every_loss
     for dtype in (torch.bfloat16, torch.float16):
         yield f"precision {dtype}", partial(low_precision, dtype)
@@ -268,4 +262,11 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "batches", batches
 
 
-NAMES = [name for name, _ in cases()]
+def model_cases() -> Iterator[tuple[str, Case]]:
+    """Every network, and the engine."""
+    for name in MODELS:
+        yield f"model {name}", partial(model, name)
+    yield "model resized", resized
+    for choices in ENGINES:
+        compute = Compute(kernels=False, **choices)
+        yield f"engine {choices}", partial(engine, compute)

@@ -2,7 +2,7 @@
 for each."""
 
 REASONS: dict[str, tuple[str, ...]] = {
-    "runs before there are tensors: a command or a script that counts devices": (
+    "counts devices, for a scheduler or a plan; there are no tensors": (
         "cli/launch.py:_job",
         "distributed/protocols/hybrid.py:Hybrid.phases",
         "jobs/clusters/kubernetes.py:_pytorch_job",
@@ -12,7 +12,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "jobs/clusters/slurm.py:_directives",
         "jobs/clusters/slurm.py:script",
         "jobs/clusters/torchrun.py:torchrun",
-        "tools/planning/costs.py:fingerprint",
         "tools/planning/scaling.py:sizes",
     ),
     "stays in host memory on purpose": (
@@ -21,7 +20,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "models/transfer.py:_new_head",
         "tools/bench/workload.py:Workload.images",
     ),
-    "measures the time of exchanges between several workers": (
+    "measures the time of exchanges between workers, or of kernels, for a plan": (
         "distributed/choice.py:_chunked_is_faster",
         "distributed/probe.py:_time.<locals>.run",
         "distributed/probe.py:probe_bucket",
@@ -29,6 +28,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "distributed/probe.py:probe_swap",
         "tools/planning/calibration.py:_kernels",
         "tools/planning/calibration.py:_median",
+        "tools/planning/costs.py:fingerprint",
     ),
     "a benchmark, which starts processes of its own": (
         "tools/bench/attack.py:foolbox_pgd",
@@ -44,18 +44,18 @@ REASONS: dict[str, tuple[str, ...]] = {
         "train/resharding.py:reshard",
         "train/trainer.py:Trainer._rehearse",
     ),
-    "only a real device has an index that the scheduler gives, TF32 or no memory left": (
+    "the simulated device is there, is alone, has no TF32, and is never out of memory": (
         "core/devices.py:_is_bound",
         "core/devices.py:exact_float32",
         "core/devices.py:missing_accelerator",
         "core/devices.py:release_cached_memory",
     ),
-    "one worker's part of work that others do not share": (
+    "workers with data that stays on their nodes evaluate alone": (
         "distributed/world.py:SingleWorker.gather",
         "distributed/world.py:SingleWorker.sum",
         "distributed/world.py:World.single",
     ),
-    "reached only on the CPU: DAT's own convolutions are switched off beside the device": (
+    "of DAT's own convolutions, which `ways` refuses for an accelerator": (
         "kernels/convolve/layers.py:_is_supported",
     ),
     "no caller yet": ("core/devices.py:copies_in_background",),

@@ -87,6 +87,10 @@ def components(device: torch.device, folder: Path) -> Iterator[tuple[str, Any]]:
     yield from compare(cases.cases(), CPU, device)
 
 
+def models(device: torch.device, folder: Path) -> Iterator[tuple[str, Any]]:
+    yield from compare(cases.model_cases(), CPU, device)
+
+
 def train(device: torch.device, folder: Path) -> Iterator[tuple[str, Any]]:
     """What one worker trains, or several do, exchanging by gloo."""
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -118,6 +122,7 @@ def waits_of_a_step(world: World) -> dict[str, Counter[str]]:
 
 PARTS = {
     "components": components,
+    "models": models,
     "training": train,
     "workers": train,
     "groups": lambda device, folder: groups.run(device),

@@ -24,6 +24,7 @@ from tests.workers.forked import ROOT, run_workers
 WORKERS = {"workers": 3}
 NAMES = {
     "components": [name for name, _ in cases.cases()],
+    "models": [name for name, _ in cases.model_cases()],
     "training": [name for name, _ in training.runs(1)],
     "workers": [name for name, _ in training.runs(3)],
     "groups": groups.names(),
@@ -39,7 +40,7 @@ whether the loss and the gradient are finite. What reads the clock is not in her
 CLOCK = "distributed/traffic.py:EventClock.seconds"
 
 
-SLOW = ("groups", "training", "workers", "commands")
+SLOW = ("models", "groups", "training", "workers", "commands")
 TIMEOUT = 900
 
 
