@@ -98,7 +98,8 @@ def test_the_command_leaves_a_folder_for_model_hubs(
 
     description = json.loads((out / "config.json").read_text())
     assert description["dat"] == dat.__version__
-    assert description["network"]["model"] == {"name": "cnn", "width": 4}
+    model = description["network"]["model"]
+    assert (model["name"], model["width"], model["pretrained"]) == ("cnn", 4, False)
     assert (description["shape"], description["classes"]) == ([1, 8, 8], 10)
     assert description["mean"] == pytest.approx(load("digits").mean)
     assert description["threat"] == {"norm": "linf", "eps": 0.2}

@@ -45,8 +45,8 @@ class Logits(nn.Module):
 def build(
     name: str, *, classes: int, channels: int, pretrained: bool, args: Mapping[str, Any]
 ) -> nn.Module:
-    transformers = _library(name)
     config = _config(name, args)
+    transformers = _library(name)
     if config.num_labels != classes:
         config.num_labels = classes
     if hasattr(config, "num_channels"):
@@ -74,10 +74,9 @@ def build(
 
 
 def weights_info(name: str, args: Mapping[str, Any]) -> WeightsInfo:
-    _library(name)
+    config = _config(name, args)
     from transformers.image_processing_base import ImageProcessingMixin
 
-    config = _config(name, args)
     values, _ = call(
         ImageProcessingMixin.get_image_processor_dict,
         what=f"{what(name)}: no description of its images; set model.mean and model.std",
