@@ -46,10 +46,10 @@ def train(
     attack = dat.PGD(steps=5)
     sampler = DistributedSampler(data, world.size, world.rank)  # type: ignore[var-annotated]
     loader = DataLoader(data, batch_size=140 // world.size, sampler=sampler)
-    if bits is None:  # each replica keeps its own running statistics, which are averaged at the end
-        model, share = DistributedDataParallel(net, forward_sync_buffers=False), 1.0
-    else:  # sums gradients, where DistributedDataParallel averages them
-        model, share = dat.Exchange(net, world, quantizer=dat.Buckets(bits=bits)), 1 / world.size
+    exchange = None if bits is None else dat.Exchange(net, world, quantizer=dat.Buckets(bits=bits))
+    # each replica keeps its own running statistics, which are averaged at the end
+    model = exchange or DistributedDataParallel(net, forward_sync_buffers=False)
+    share = 1 / world.size if exchange else 1.0  # it sums gradients; torch averages them
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, epochs * len(loader))
 
@@ -72,8 +72,8 @@ def train(
         if buffer.is_floating_point():
             dist.all_reduce(buffer)
             buffer /= world.size
-    if isinstance(model, dat.Exchange):
-        model.close()
+    if exchange:
+        exchange.close()
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -47,7 +48,9 @@ class RobustTrainer(Trainer):
         **named: Any,
     ) -> None:
         super().__init__(*words, **named)
-        self.threat, self.attack, self.objective = threat, attack, objective
+        self.threat: dat.ThreatModel = threat
+        self.attack: dat.Attack = attack
+        self.objective: dat.Objective = objective
 
     def compute_loss(
         self,
@@ -70,20 +73,20 @@ class RobustTrainer(Trainer):
 
 
 def robust_accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    correct = prediction.predictions.argmax(1) == prediction.label_ids
+    correct = np.asarray(prediction.predictions).argmax(1) == prediction.label_ids
     return {"ra": 100 * float(correct.mean())}
 
 
-def network() -> nn.Module:
+def network() -> Any:
     config = ResNetConfig(
         num_channels=1,
         embedding_size=16,
         hidden_sizes=[32, 64],
         depths=[1, 1],
         layer_type="basic",
-        num_labels=10,
+        id2label={label: str(label) for label in range(10)},
     )
-    net = ResNetForImageClassification(config)
+    net: Any = ResNetForImageClassification(config)
     net.resnet.embedder.pooler = nn.Identity()  # digits have 8 x 8 pixels
     return net
 
@@ -95,12 +98,16 @@ def examples(x: Tensor, y: Tensor) -> list[dict[str, Any]]:
     ]
 
 
-def make_trainer(folder: str, epochs: float) -> RobustTrainer:
+def load() -> tuple[Tensor, Tensor]:
     digits = load_digits()
     x = torch.from_numpy(digits.images).float().div(16).unsqueeze(1)  # pixels in [0, 1]
-    y = torch.from_numpy(digits.target)
+    return x, torch.from_numpy(digits.target)
+
+
+def make_trainer(net: nn.Module, folder: str, epochs: float) -> RobustTrainer:
+    x, y = load()
     return RobustTrainer(
-        network(),
+        net,
         TrainingArguments(
             folder,
             num_train_epochs=epochs,
@@ -125,15 +132,15 @@ def make_trainer(folder: str, epochs: float) -> RobustTrainer:
 
 def main(epochs: int = 8) -> None:
     torch.manual_seed(0)
+    net = network()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(folder, epochs)
+        trainer = make_trainer(net, folder, epochs)
         trainer.train()
         print(f"the Trainer's evaluation: RA {trainer.evaluate()['eval_ra']:.1f} % under PGD-5")
-    test = [(item["pixel_values"], item["labels"]) for item in trainer.eval_dataset]
-    found = dat.evaluate(
-        trainer.model.eval(), test, threat=trainer.threat, attack=dat.PGD(steps=10)
-    )
-    print(f"TA {found.ta:.1f} %, RA {found.ra:.1f} % under PGD-10, linf {trainer.threat.eps}")
+    x, y = load()
+    threat = trainer.threat
+    found = dat.evaluate(net.eval(), (x[1400:], y[1400:]), threat=threat, attack=dat.PGD(steps=10))
+    print(f"TA {found.ta:.1f} %, RA {found.ra:.1f} % under PGD-10, {threat.norm} {threat.eps}")
 
 
 if __name__ == "__main__":

@@ -134,10 +134,11 @@ def test_the_attack_of_the_plain_loop(watched: Watched, bits: int | None) -> Non
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_the_attack_of_the_hugging_face_trainer(watched: Watched, tmp_path: Path) -> None:
     loop = imported("hf_trainer.py")
-    trainer = loop.make_trainer(str(tmp_path), 0.5)
+    net = loop.network()
+    trainer = loop.make_trainer(net, str(tmp_path), 0.5)
     trainer.objective = watched
     trainer.train()
-    net = trainer.model.eval()
+    net.eval()
     check_attacks(net, 10, lambda x: net(pixel_values=x).logits)
     trainer.evaluate()
     assert len(SEEN) == 11  # the Trainer's evaluation attacks, too
@@ -159,7 +160,7 @@ def test_the_attack_of_the_accelerate_loop(
 
 @pytest.mark.filterwarnings("ignore")  # theirs
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_attacks_in_the_validation_of_lightning(watched: Watched, precision: str) -> None:
+def test_attacks_in_the_validation_of_lightning(watched: Watched, precision: Any) -> None:
     """`fit` validates under torch.no_grad; `validate` in inference mode, where it makes the batch
     as well."""
     loop, modes = imported("lightning_module.py"), list[tuple[bool, bool]]()

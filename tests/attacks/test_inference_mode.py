@@ -83,7 +83,8 @@ def test_a_loss_that_overwrites_a_tensor_made_there_is_refused() -> None:
 
         def counted(z: Tensor) -> Tensor:
             calls.add_(1)
-            return net(z).sum(1)
+            losses: Tensor = net(z).sum(1)
+            return losses
 
         with pytest.raises(RuntimeError, match="clone it inside the loss"):
             PGD()(counted, batch()[0], THREAT)
