@@ -23,10 +23,11 @@ def main(epochs: int = 8) -> None:
     digits = load_digits()
     x = torch.from_numpy(digits.images).float().div(16).unsqueeze(1)  # pixels in [0, 1]
     y = torch.from_numpy(digits.target)
-    batch = 140 // accelerator.num_processes
     order = torch.Generator().manual_seed(0)
     train = TensorDataset(x[:1400], y[:1400])
-    loader = DataLoader(train, batch_size=batch, shuffle=True, generator=order)
+    loader = DataLoader(
+        train, batch_size=140 // accelerator.num_processes, shuffle=True, generator=order
+    )
 
     threat = dat.ThreatModel(norm="linf", eps=0.1)
     attack, objective = dat.PGD(steps=5), dat.Adversarial(clean_weight=0.5)
@@ -39,13 +40,14 @@ def main(epochs: int = 8) -> None:
     for _ in range(epochs):
         for images in loader:
             seed = step * accelerator.num_processes + accelerator.process_index
-            drawn = dat.Batch.of(*images, threat=threat, seed=seed)
+            batch = dat.Batch.of(*images, threat=threat, seed=seed)
             with dat.attack_mode(bare):
-                phi = objective.phi(bare, drawn)
-                x_adv = attack(phi, drawn.x, threat, drawn.draws.fork("attack"))
-            optimizer.zero_grad()
-            accelerator.backward(objective.loss(model, drawn, x_adv).loss.mean())
-            optimizer.step()
+                phi = objective.phi(bare, batch)
+                x_adv = attack(phi, batch.x, threat, batch.draws.fork("attack"))
+            with accelerator.accumulate(model):  # as many batches as the Accelerator is told to
+                accelerator.backward(objective.loss(model, batch, x_adv).loss.mean())
+                optimizer.step()
+                optimizer.zero_grad()
             step += 1
         schedule.step()
 

@@ -5,6 +5,7 @@
 
 Seconds on one CPU core. Lightning moves data, counts epochs and calls the optimizer; under its DDP
 strategy gradients are averaged by Lightning, and `training_step` stays the same.
+Validation attacks, too.
 """
 
 from __future__ import annotations
@@ -30,12 +31,21 @@ class Robust(lightning.LightningModule):
         self.objective = dat.Adversarial(clean_weight=0.5)
 
     def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
-        # the seed makes every step's random starts its own
-        images = dat.Batch.of(*batch, threat=self.threat, seed=self.global_step)
-        with dat.attack_mode(self.model):
+        # new random starts in each step and process
+        seed = self.global_step * self.trainer.world_size + self.global_rank
+        images = dat.Batch.of(*batch, threat=self.threat, seed=seed)
+        with dat.attack_mode(self.model):  # the bare module, BN in eval mode
             phi = self.objective.phi(self.model, images)
             x_adv = self.attack(phi, images.x, self.threat, images.draws.fork("attack"))
         return self.objective.loss(self.model, images, x_adv).loss.mean()
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], number: int) -> None:
+        """In inference mode, if `Trainer.validate` calls it: attacks leave that by themselves."""
+        x, y = batch
+        x_adv = dat.PGD(steps=10)(dat.AttackTarget(self.model, y), x, self.threat)
+        for name, images in {"ta": x, "ra": x_adv}.items():
+            correct = (self.model(images).argmax(1) == y).float().mean()
+            self.log(name, 100 * correct, sync_dist=True)
 
     def configure_optimizers(self) -> Any:
         optimizer = dat.LAMB(self.model.parameters(), lr=0.05)
@@ -50,6 +60,7 @@ def main() -> None:
     x = torch.from_numpy(digits.images).float().div(16).unsqueeze(1)  # pixels in [0, 1]
     y = torch.from_numpy(digits.target)
     loader = DataLoader(TensorDataset(x[:1400], y[:1400]), batch_size=140, shuffle=True)
+    validation = DataLoader(TensorDataset(x[1400:], y[1400:]), batch_size=140)
 
     threat = dat.ThreatModel(norm="linf", eps=0.1)
     module = Robust(dat.build_model("cnn", 10, channels=1, width=8), threat)
@@ -61,7 +72,9 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, loader)
+    trainer.fit(module, loader, validation)
+    last = trainer.callback_metrics
+    print(f"Lightning's validation: TA {last['ta']:.1f} %, RA {last['ra']:.1f} %")
 
     test = dat.ImageData.of(x[1400:], y[1400:])
     found = dat.evaluate(module.model.eval(), test, threat=threat, attack=dat.PGD(steps=10))

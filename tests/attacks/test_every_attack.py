@@ -236,6 +236,19 @@ def test_attack_works_without_gradients_around_it(attack: Attack, kind: str, nor
 
 @every_case
 @both_norms
+def test_attack_works_in_inference_mode(attack: Attack, kind: str, norm: str) -> None:
+    """On images and labels that were made there, as those of a batch that Lightning validates."""
+    (loss, x), threat = wavy_case(kind), ThreatModel(norm=norm, eps=0.1)
+    outside = attack(loss, x, threat)
+    with torch.inference_mode():
+        loss, x = wavy_case(kind)
+        x_adv = attack(loss, x, threat)
+        assert torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
+    assert torch.equal(x_adv, outside) and not x_adv.is_inference()
+
+
+@every_case
+@both_norms
 def test_a_sample_ignores_its_companions(attack: Attack, kind: str, norm: str) -> None:
     x = images((5, 2, 3, 3), dtype=torch.float64)
     network, threat = wavy(18, dtype=torch.float64), ThreatModel(norm=norm, eps=0.2)

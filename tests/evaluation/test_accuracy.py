@@ -54,6 +54,19 @@ def test_datasets_are_evaluated_as_they_are(model: nn.Module, data: ImageData, f
     assert (actual.ta, actual.ra("pgd-3")) == (expected.ta, expected.ra("pgd-3"))
 
 
+def test_evaluation_works_in_inference_mode(model: nn.Module, data: ImageData) -> None:
+    """As frameworks validate, and with the images and labels that they make there."""
+    x, y = data.batch(torch.arange(20), torch.device("cpu"))
+    expected = evaluate(model, (x, y), threat=THREAT, attack=WEAK)
+    strong = autoattack(model, x[:4], y[:4], eps=0.5)
+    assert expected.clean > expected.robust
+    with torch.inference_mode():
+        x, y = x.clone(), y.clone()
+        assert evaluate(model, (x, y), threat=THREAT, attack=WEAK) == expected
+        again = autoattack(model, x[:4], y[:4], eps=0.5)
+    assert again.broken_by == strong.broken_by and torch.equal(again.examples, strong.examples)
+
+
 def test_autoattack_takes_a_dataset(model: nn.Module, data: ImageData) -> None:
     x, y = data.batch(torch.arange(4), torch.device("cpu"))
     attacked = autoattack(model, Tensors(x, y), eps=0.5)

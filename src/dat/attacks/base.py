@@ -11,6 +11,7 @@ from dat.attacks.target import (
     GIVEN,
     AttackTarget,
     Loss,
+    made_in_inference_mode,
     require_target,
     select,
     stops_when_broken,
@@ -37,8 +38,17 @@ class Attack(Settings, ABC):
     ) -> Tensor:
         """Return adversarial examples in the ball around `x` and in [0, 1], detached.
 
-        By default, the random streams are those of samples 0, 1, ... with seed 0.
+        By default, the random streams are those of samples 0, 1, ... with seed 0. Attacks work
+        under `torch.no_grad` and `torch.inference_mode`, too.
         """
+        if torch.is_inference_mode_enabled() or made_in_inference_mode(loss, x):
+            from dat.core.inference_mode import outside_inference_mode  # needs torch
+
+            with outside_inference_mode():
+                return self._run(loss, x, threat, draws)
+        return self._run(loss, x, threat, draws)
+
+    def _run(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Streams | None) -> Tensor:
         if draws is None:
             draws = Streams.of(0, "attack", index=torch.arange(len(x), device=x.device))
         return self.perturb(loss, x.detach(), threat, draws)

@@ -153,3 +153,9 @@ def stops_when_broken(loss: Loss) -> bool:
 def select(loss: Loss, rows: Tensor) -> Loss:
     """The loss of a subset of the images; a plain loss is only ever used with all of them."""
     return loss.select(rows) if isinstance(loss, AttackTarget) else loss
+
+
+def made_in_inference_mode(loss: Loss, x: Tensor) -> bool:
+    """Whether autograd would refuse the images or the labels."""
+    tensors = (x, loss.labels, loss.targets) if isinstance(loss, AttackTarget) else (x,)
+    return any(tensor is not None and tensor.is_inference() for tensor in tensors)

@@ -56,6 +56,7 @@ class Assessment:
         return 100.0 * int(self.suites[name].robust.sum()) / self.images
 
 
+@torch.inference_mode(False)  # may be called from a framework's validation
 def assess(
     model: nn.Module,
     data: Data,
