@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
+from dat.attacks.inputs import check_call
 from dat.attacks.target import AttackTarget, Loss, require_target, select, stops_when_broken, value
 from dat.core.lazy import torch
 from dat.core.rng import Streams
@@ -31,6 +32,7 @@ class Attack(Settings, ABC):
 
         By default, the random streams are those of samples 0, 1, ... with seed 0.
         """
+        check_call(type(self).__name__, x, threat)
         if draws is None:
             draws = Streams.of(0, "attack", index=torch.arange(len(x), device=x.device))
         return self.perturb(loss, x.detach(), threat, draws)

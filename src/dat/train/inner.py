@@ -91,7 +91,8 @@ class InnerMaximization(Part):
         self, worker: Worker, network: Network, batch: Batch, epoch: int, step: int
     ) -> Tensor:
         phi = worker.objective.phi(network, batch)
-        return self.attack(phi, batch.x, self.threat, self._draws(batch, epoch, step))
+        # the images were checked when they were loaded; checking them again would synchronize GPUs
+        return self.attack.perturb(phi, batch.x, self.threat, self._draws(batch, epoch, step))
 
     def _draws(self, batch: Batch, epoch: int, step: int) -> Streams:
         """The rng streams of the attack's random start."""
