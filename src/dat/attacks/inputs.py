@@ -41,7 +41,7 @@ def _check_channels(attack: str, x: Tensor) -> None:
     if x.dim() != 4:
         return
     _, channels, height, width = x.shape
-    if width in COLOURS and channels > width and (channels == height or channels > 16):
+    if width in COLOURS and (channels == height > max(COLOURS) or channels > 16):
         raise ValueError(
             f"{attack}: the images have shape {tuple(x.shape)}, which looks like (n, height, "
             "width, channels): must be (n, channels, height, width); use x.permute(0, 3, 1, 2)"

@@ -61,15 +61,20 @@ def fit(
     from dat.jobs.train import train
     from dat.train.checkpoint import has_checkpoint
 
-    result = train(
-        config,
-        recipe,
-        out,
-        overwrite=arguments.overwrite or restart,
-        quiet=arguments.quiet,
-        resume=resume or (restart and has_checkpoint(out)),
-        resolution=resolution,
-    )
+    try:
+        result = train(
+            config,
+            recipe,
+            out,
+            overwrite=arguments.overwrite or restart,
+            quiet=arguments.quiet,
+            resume=resume or (restart and has_checkpoint(out)),
+            resolution=resolution,
+        )
+    except KeyboardInterrupt as interrupt:
+        if not is_worker() and (hint := _hint(out, config)):
+            interrupt.add_note(hint)
+        raise
     if result is not None:
         _show(result, arguments, config, out)
     return 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,14 +66,14 @@ def train(
         checkpoint = world.run_or_fail_together(lambda: _last(out, world)) if resume else None
         folder = world.run_or_fail_together(lambda: _folder(out, world, overwrite, checkpoint))
         stack.enter_context(worker_log(out, world))
-        checkpointing = config.train.options.checkpointing
+        checkpointing, stopping = config.train.options.checkpointing, threading.Event()
         checkpointer = Checkpointer(
             out / CHECKPOINTS,
             every=checkpointing.every,
             keep=checkpointing.keep,
             report=_report if world.first else log.warning,
             code=code_arguments(config),
-            stopping=_sigterm_received(),
+            stopping=stopping.is_set,
         )
         callbacks: list[Callback] = [WorkerLog()]
         if world.first and not quiet:
@@ -95,7 +96,8 @@ def train(
             for change in checkpoint.changes(trainer) if checkpoint else ():
                 _report(change)
         trainer.callbacks = [*callbacks, checkpointer]
-        records = trainer.fit(checkpoint)
+        with _stop_on_signals(stopping, first=world.first):
+            records = trainer.fit(checkpoint)
         result = _result(config, recipe, trainer, records, summary.test)
         if folder:
             folder.finish(result)
@@ -191,12 +193,35 @@ def _report(message: str) -> None:
     print(message, file=sys.stderr)
 
 
-def _sigterm_received() -> Callable[[], bool]:
-    """Returns a function that tells whether a scheduler has sent SIGTERM since."""
-    received = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda number, frame: received.set())
-    return received.is_set
+@contextmanager
+def _stop_on_signals(stopping: threading.Event, *, first: bool) -> Iterator[None]:
+    """Request a stop, with a checkpoint, when a scheduler sends SIGTERM, or on Ctrl-C; the second
+    Ctrl-C ends the process at once, as does one that came too late for another step."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, interrupted = signal.getsignal(signal.SIGINT), threading.Event()
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        interrupted.set()
+        stopping.set()
+        if first:  # print might be interrupted while it holds its lock
+            os.write(sys.stderr.fileno(), STOPPING.encode())
+
+    signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+        if interrupted.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+STOPPING = (
+    "\ninterrupted: saving a checkpoint after this step; press Ctrl-C again to stop at once\n"
+)
 
 
 def _prepare(
