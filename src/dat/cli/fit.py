@@ -51,6 +51,7 @@ def fit(
     if not is_worker() and not resume:
         check_output_folder(out, overwrite=arguments.overwrite)
     if starts_workers(arguments):
+        _check_batch(config, arguments.workers)
         return launch(
             arguments.workers,
             argv if resume else [*argv, "--out", str(out)],
@@ -78,6 +79,15 @@ def fit(
     if result is not None:
         _show(result, arguments, config, out)
     return 0
+
+
+def _check_batch(config: RunConfig, workers: int) -> None:
+    """Refuse a batch that is too small for the workers before starting them; once the data is
+    loaded, they check this again."""
+    from dat.data.batch_size import check_batch
+
+    shares = max(workers // config.train.options.subgroup.size, 1)
+    check_batch(config.train.batch, shares, config.data.parts or shares)
 
 
 def _hint(out: Path, config: RunConfig) -> str:

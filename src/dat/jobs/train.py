@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from dat.attacks import FGSM, NFGSM, PGD, YOPO, Free, NoAttack
 from dat.config.build import accuracy_of, figures, make_trainer, make_world
@@ -37,7 +38,7 @@ from dat.report import Progress, progress_bar
 from dat.report.page import write_page
 from dat.train import Callback, Checkpoint, Checkpointer, EpochRecord, RunFolder, Trainer
 from dat.train.checkpoint import remove_unfinished
-from dat.train.diagnostics import chance_level_warnings
+from dat.train.diagnostics import chance_level_warnings, label_warnings, output_warnings
 from dat.train.log import WorkerLog, log, worker_log
 from dat.train.logged import Logged
 from dat.train.loggers import make_loggers
@@ -98,7 +99,7 @@ def train(
         trainer.callbacks = [*callbacks, checkpointer]
         with _stop_on_signals(stopping, first=world.first):
             records = trainer.fit(checkpoint)
-        result = _result(config, recipe, trainer, records, summary.test)
+        result = _result(config, recipe, trainer, records, summary)
         if folder:
             folder.finish(result)
             loggers.close(result)
@@ -235,7 +236,13 @@ def _prepare(
     config = resolve_finetuning(config, data, resolution)
     trainer = make_trainer(config, data, world)
     lines = data_lines(config.data.name, data, trainer)
-    return config, trainer, DataSummary(data.test, lines, isinstance(data.training, Partitions))
+    warnings = [
+        *label_warnings(_counts(data), data.test),
+        *output_warnings(trainer.model, data.test),
+    ]
+    lines += [f"warning: {text}" for text in warnings]
+    in_parts = isinstance(data.training, Partitions)
+    return config, trainer, DataSummary(data.test, lines, in_parts, warnings)
 
 
 class DataSummary(NamedTuple):
@@ -245,6 +252,7 @@ class DataSummary(NamedTuple):
     lines: list[str]
     """The description printed before training."""
     in_parts: bool
+    warnings: list[str]
 
 
 def data_lines(name: str, data: Splits, trainer: Trainer) -> list[str]:
@@ -254,11 +262,11 @@ def data_lines(name: str, data: Splits, trainer: Trainer) -> list[str]:
         f"{name}: {len(train):,} training and {len(data.test):,} test images of "
         f"{channels} x {height} x {width}, {data.test.classes} classes"
     ]
-    counts = train.counts() if isinstance(train, ImageData) else torch.tensor(train.totals)
+    counts = _counts(data)
     if len(counts):
         low, high = int(counts.min()), int(counts.max())
         lines[0] += f" with {low:,} to {high:,} each" if low < high else f" with {low:,} each"
-        if low == 0:
+        if low == 0 and not label_warnings(counts, data.test):
             empty = (counts == 0).nonzero().squeeze(1).tolist()
             names = [train.names[label] if train.names else str(label) for label in empty]
             lines.append(f"warning: no training images of class {', '.join(names)}")
@@ -272,6 +280,12 @@ def data_lines(name: str, data: Splits, trainer: Trainer) -> list[str]:
         "largest"
     )
     return lines
+
+
+def _counts(data: Splits) -> Tensor:
+    """The number of training images of each class."""
+    train = data.training
+    return train.counts() if isinstance(train, ImageData) else torch.tensor(train.totals)
 
 
 def _resolved(config: RunConfig, trainer: Trainer, *, on_disk: bool) -> DataConfig:
@@ -302,8 +316,9 @@ def _result(
     recipe: str,
     trainer: Trainer,
     records: list[EpochRecord],
-    test: ImageData,
+    summary: DataSummary,
 ) -> dict[str, Any]:
+    test = summary.test
     world, epochs, best = trainer.world, len(records), trainer.best_accuracy()
     accuracies = {
         name: figures(
@@ -329,6 +344,7 @@ def _result(
         "last_holdout_ra": records[-1].holdout_ra,
         "collapses": [str(collapse) for collapse in trainer.collapses],
         "warnings": [
+            *summary.warnings,
             *(text for part in trainer.parts for text in part.warnings(trainer)),
             *chance_level_warnings(accuracies[""]["ta"], accuracies[""]["images"], test),
         ],
