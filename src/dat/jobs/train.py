@@ -236,10 +236,8 @@ def _prepare(
     config = resolve_finetuning(config, data, resolution)
     trainer = make_trainer(config, data, world)
     lines = data_lines(config.data.name, data, trainer)
-    warnings = [
-        *label_warnings(_counts(data), data.test),
-        *output_warnings(trainer.model, data.test),
-    ]
+    warnings = label_warnings(_counts(data), data.test)
+    warnings += output_warnings(trainer.model, data.test)
     lines += [f"warning: {text}" for text in warnings]
     in_parts = isinstance(data.training, Partitions)
     return config, trainer, DataSummary(data.test, lines, in_parts, warnings)
