@@ -142,6 +142,7 @@ def test_result_is_in_ball_and_box(
     dtype: torch.dtype,
 ) -> None:
     x = images(shape, seed=seed, dtype=dtype)
+    eps = min(eps, 1.0) if norm == "linf" else eps
     loss = goal(kind, wavy(x[0].numel(), slope=slope, dtype=dtype), torch.arange(len(x)))
     draws = Streams.of(seed, "test", index=torch.arange(len(x)))
     x_adv = attack(loss, x, ThreatModel(norm=norm, eps=eps), draws)

@@ -11,7 +11,7 @@ from dat.core.rng import Streams
 from dat.core.threat import ThreatModel
 from tests.attacks.cases import Network, answers, both_norms, images, wavy, wrong
 
-FAR = 10.0
+FAR = {"linf": 1.0, "l2": 10.0}
 """A radius that covers everything."""
 PIXELS = 24
 
@@ -43,7 +43,7 @@ def distance(x: Tensor, w: Tensor, norm: str) -> Tensor:
 def test_a_flat_boundary_is_found_at_its_distance(norm: str, steps: int, overshoot: float) -> None:
     """The first step overshoots; later ones return and overshoot by less."""
     (network, w), x = flat(), interior()
-    threat, y = ThreatModel(norm=norm, eps=FAR), answers(network, x)
+    threat, y = ThreatModel(norm=norm, eps=FAR[norm]), answers(network, x)
     x_adv = FAB(steps=steps, overshoot=overshoot)(AttackTarget(network, y), x, threat)
     assert wrong(network, x_adv, y).all()
     ratio = threat.size(x_adv, x) / distance(x, w, norm)
@@ -58,7 +58,7 @@ def test_a_flat_boundary_is_found_at_its_distance(norm: str, steps: int, oversho
 def test_the_path_to_a_flat_boundary_is_straight(norm: str) -> None:
     (network, w), x = flat(), interior()
     y = answers(network, x)
-    x_adv = FAB(steps=5)(AttackTarget(network, y), x, ThreatModel(norm=norm, eps=FAR))
+    x_adv = FAB(steps=5)(AttackTarget(network, y), x, ThreatModel(norm=norm, eps=FAR[norm]))
     direction = (w[1] - w[0]) * (1 - 2 * y).unsqueeze(1)
     direction = (
         direction.sign() if norm == "linf" else direction / direction.norm(dim=1, keepdim=True)
@@ -106,7 +106,7 @@ def test_walls_of_the_box_are_followed(norm: str) -> None:
         ahead = (z - x).flatten(1) @ w - gap
         return torch.stack((torch.zeros_like(ahead), ahead), 1)
 
-    y, threat = torch.zeros(1, dtype=torch.int64), ThreatModel(norm=norm, eps=FAR)
+    y, threat = torch.zeros(1, dtype=torch.int64), ThreatModel(norm=norm, eps=FAR[norm])
     x_adv = FAB(steps=10)(AttackTarget(network, y), x, threat)
     assert wrong(network, x_adv, y).all()
     assert torch.equal(x_adv.view(-1)[:half], x.view(-1)[:half])
@@ -118,7 +118,7 @@ def test_walls_of_the_box_are_followed(norm: str) -> None:
 @both_norms
 def test_more_steps_come_nearer(norm: str) -> None:
     network, x = wavy(16, dtype=torch.float64), images((32, 1, 4, 4), dtype=torch.float64)
-    y, threat = answers(network, x), ThreatModel(norm=norm, eps=FAR)
+    y, threat = answers(network, x), ThreatModel(norm=norm, eps=FAR[norm])
     sizes = []
     for steps in (2, 10, 30):
         x_adv = FAB(steps=steps, targets=1)(AttackTarget(network, y), x, threat)

@@ -52,6 +52,8 @@ ANSWERED = {
 
 REFUSED = {
     "recipes --nosuch": "unknown option --nosuch",
+    "train digits --workers 200 train.batch=256": "train.batch = 256: too small for 200 workers",
+    "train digits threat.eps=8": "eps = 8: exceeds the pixel range [0, 1]; did you mean 8/255?",
     "compare nothere": "nothere: not the folder of a run",
     "report nothere": "nothere: not the folder of a run",
     "config digits attack.stepz=3": "did you mean attack.steps?",

@@ -215,9 +215,20 @@ def test_a_file_that_disagrees_is_not_left(tmp_path: Path, monkeypatch: pytest.M
 
 def test_an_answer_that_is_not_finite_disagrees() -> None:
     model = nn.Flatten()
-    assert job._difference(model, lambda x: model(x) * float("nan"), images()) == float("inf")
-    assert job._difference(model, lambda x: model(x)[:1], images()) == float("inf")
-    assert job._difference(model, model, images()) == 0.0
+    assert job._difference(model, lambda x: model(x) * float("nan"), images(), "onnx") == float(
+        "inf"
+    )
+    assert job._difference(model, lambda x: model(x)[:1], images(), "onnx") == float("inf")
+    assert job._difference(model, model, images(), "onnx") == 0.0
+
+
+def test_a_fixed_batch_size_is_reported() -> None:
+    def exported(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(len(images()), -1) if len(x) == len(images()) else x[len(x) :][0]
+
+    message = "onnx: the exported model takes batches of .* only, .* instead of len"
+    with pytest.raises(ValueError, match=message):
+        job._difference(nn.Flatten(), exported, images(), "onnx")
 
 
 OWN = """

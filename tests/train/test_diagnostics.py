@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dat.data import ImageData
-from dat.train.diagnostics import chance_level_warnings
+from dat.train.diagnostics import chance_level_warnings, label_warnings, output_warnings
 from dat.train.selection import BestWeights, Selection
 
 
@@ -60,3 +60,24 @@ def test_chance_level_is_reported(ta: float, images: int, warned: bool) -> None:
 def test_with_one_class_there_is_nothing_to_learn() -> None:
     test = ImageData.of(torch.rand(10, 2, 2), torch.zeros(10).long())
     assert chance_level_warnings(100.0, 10, test) == []
+
+
+@pytest.mark.parametrize("softmax", [False, True])
+def test_a_softmax_inside_the_network_is_reported(softmax: bool) -> None:
+    layers: list[torch.nn.Module] = [torch.nn.Flatten(), torch.nn.Linear(4, 3)]
+    model = torch.nn.Sequential(*layers, *[torch.nn.Softmax(dim=1)] * softmax)
+    warnings = output_warnings(model, ImageData.of(torch.rand(9, 2, 2), torch.arange(9) % 3))
+    texts = ["the model's outputs are probabilities, not logits"] * softmax
+    assert [text.partition(":")[0] for text in warnings] == texts
+
+
+@pytest.mark.parametrize(
+    ("counts", "first", "warned"),
+    [((0, 3, 4), 1, True), ((1, 3, 4), 1, False), ((0, 3, 0), 1, False), ((0, 3, 4), 0, False)],
+)
+def test_labels_that_start_at_1_are_reported(
+    counts: tuple[int, ...], first: int, warned: bool
+) -> None:
+    """`first` is the smallest label of the test images."""
+    test = ImageData.of(torch.rand(2, 2, 2), torch.tensor([first, 2]))
+    assert bool(label_warnings(torch.tensor(counts), test)) == warned

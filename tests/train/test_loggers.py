@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import dat
 from dat.cli import main
@@ -83,7 +84,8 @@ def test_every_step_and_epoch_is_logged(tmp_path: Path) -> None:
         *(("step", 1), ("step", 2), ("epoch", 1)),
         *(("step", 3), ("step", 4), ("epoch", 2)),
     ]
-    assert set(lines[0][2]) == {f"step/{key}" for key in ("sent", "busy", "exposed", "between")}
+    keys = ("loss", "train_ra", "sent", "busy", "exposed", "between")
+    assert set(lines[0][2]) == {f"step/{key}" for key in keys}
     assert {"epoch", "loss", "lr", "trust_ratio/1.weight"} <= set(lines[2][2])
 
 
@@ -114,11 +116,32 @@ def test_a_logger_that_fails_later_is_dropped_with_a_warning(
 
 
 def test_tensorboard_has_all_metrics(tmp_path: Path) -> None:
-    trained(tmp_path, *make_loggers(["tensorboard"]))
+    logged = trained(tmp_path, *make_loggers(["tensorboard"]), result_follows=True)
+    logged.close(RESULT)
     events = EventAccumulator(str(tmp_path / "events")).Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2]
     assert [event.step for event in events.Scalars("step/sent")] == [1, 2, 3, 4]
+    by_step = [event.value for event in events.Scalars("step/loss")]
+    means = [event.value for event in events.Scalars("loss")]
+    assert [sum(by_step[:2]) / 2, sum(by_step[2:]) / 2] == pytest.approx(means)
     assert "trust_ratio/1.weight" in events.Tags()["scalars"]
+    assert [event.value for event in events.Scalars("result/ta")] == [90.0]
+
+
+def test_tensorboard_has_settings_and_result(tmp_path: Path) -> None:
+    trained(tmp_path, *make_loggers(["tensorboard"]), result_follows=True).close(RESULT)
+    events = EventAccumulator(str(tmp_path / "events")).Reload()
+    (settings,) = events.Tensors("settings/text_summary")
+    assert "| attack.steps | 5 |" in settings.tensor_proto.string_val[0].decode()
+    (result,) = events.Tensors("result/text_summary")
+    assert "| warnings | ['careful'] |" in result.tensor_proto.string_val[0].decode()
+    hparams = events.PluginTagToContent("hparams")
+    parsed = {tag: HParamsPluginData.FromString(content) for tag, content in hparams.items()}
+    session = parsed["_hparams_/session_start_info"].session_start_info
+    assert session.hparams["attack.name"].string_value == "pgd"
+    metrics = parsed["_hparams_/experiment"].experiment.metric_infos
+    assert [metric.name.tag for metric in metrics] == ["result/ta", "result/ra"]
+    assert "_hparams_/session_end_info" in parsed
 
 
 def test_names_and_packages_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,12 +90,31 @@ def test_more_workers_than_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_no_process_and_restarts_none(tmp_path: Path) -> None:
+def test_ctrl_c_saves_a_checkpoint(tmp_path: Path) -> None:
+    with endless_run(tmp_path, restarts=2) as launcher:
+        workers = children(launcher.pid)
+        assert len(workers) == 2
+        os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does
+        _, stderr = launcher.communicate(timeout=60)
+        assert launcher.returncode == 75, stderr
+        first, second, third = stderr.splitlines()
+        assert first == "" and second.startswith("interrupted: saving a checkpoint after this step")
+        assert third.startswith("stopped on request after epoch ")
+        assert third.endswith("; resume with: dat train --resume out")
+        assert gone(workers)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_leaves_no_process_and_restarts_none(tmp_path: Path) -> None:
     with endless_run(tmp_path, restarts=2) as launcher:
         workers = children(launcher.pid)
         assert len(workers) == 2
         wait_for(lambda: any((tmp_path / "out" / "checkpoints").glob("[0-9]*")), launcher)
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)  # no checkpoint will be saved
         os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does
+        time.sleep(1)
+        os.killpg(launcher.pid, signal.SIGINT)
         _, stderr = launcher.communicate(timeout=60)
         assert launcher.returncode == 130
         assert "Traceback" not in stderr

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from dat.attacks.inputs import check_call
 from dat.attacks.target import (
     GIVEN,
     AttackTarget,
@@ -41,6 +42,7 @@ class Attack(Settings, ABC):
         By default, the random streams are those of samples 0, 1, ... with seed 0. Attacks work
         under `torch.no_grad` and `torch.inference_mode`, too.
         """
+        check_call(type(self).__name__, x, threat)
         if torch.is_inference_mode_enabled() or made_in_inference_mode(loss, x):
             from dat.core.inference_mode import outside_inference_mode  # needs torch
 

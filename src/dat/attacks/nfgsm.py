@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dat.attacks.base import Attack
@@ -28,8 +28,8 @@ class NFGSM(Attack):
         return self.noise + self.step_ratio
 
     def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Streams) -> Tensor:
-        noisy = replace(threat, eps=self.noise * threat.eps).random_start(x, draws)
-        enlarged = replace(threat, eps=self.reach * threat.eps)
+        noisy = threat.scaled(self.noise).random_start(x, draws)
+        enlarged = threat.scaled(self.reach)
         gradient = value_and_grad(loss, noisy).gradient
         return enlarged.ascend(noisy, gradient, self.step_ratio * threat.eps, x)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from dat.attacks.inputs import check_losses
 from dat.core.deprecation import RenamedAttribute
 from dat.core.lazy import torch
 from dat.core.losses import cross_entropy, dlr, is_soft, margin, require_hard
@@ -125,8 +126,12 @@ def value(loss: Loss, x: Tensor) -> tuple[Tensor, Tensor]:
 def forward(loss: Loss, x: Tensor) -> tuple[Tensor, Tensor]:
     """The loss and the misclassified images; a plain loss has no labels, and never reports any."""
     if isinstance(loss, AttackTarget):
-        return loss.forward(x)
-    return loss(x), torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        losses, misclassified = loss.forward(x)
+        check_losses(losses, len(x))
+        return losses, misclassified
+    losses = loss(x)
+    check_losses(losses, len(x))
+    return losses, torch.zeros(len(x), dtype=torch.bool, device=x.device)
 
 
 def require_target(loss: Loss, attack: str) -> AttackTarget:

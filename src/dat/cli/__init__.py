@@ -34,8 +34,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = 0
     except Exception as error:
         code = _fail(error)
-    except KeyboardInterrupt:
-        print("error: interrupted by SIGINT", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        lines = ["error: interrupted by SIGINT", *getattr(interrupt, "__notes__", ())]
+        if sys.stderr.isatty():
+            lines.insert(0, "")  # end the line with ^C, or with a progress bar
+        print("\n".join(lines), file=sys.stderr)
         code = INTERRUPTED
     _exit(code)
 

@@ -51,6 +51,7 @@ def fit(
     if not is_worker() and not resume:
         check_output_folder(out, overwrite=arguments.overwrite)
     if starts_workers(arguments):
+        _check_batch(config, arguments.workers)
         return launch(
             arguments.workers,
             argv if resume else [*argv, "--out", str(out)],
@@ -61,18 +62,32 @@ def fit(
     from dat.jobs.train import train
     from dat.train.checkpoint import has_checkpoint
 
-    result = train(
-        config,
-        recipe,
-        out,
-        overwrite=arguments.overwrite or restart,
-        quiet=arguments.quiet,
-        resume=resume or (restart and has_checkpoint(out)),
-        resolution=resolution,
-    )
+    try:
+        result = train(
+            config,
+            recipe,
+            out,
+            overwrite=arguments.overwrite or restart,
+            quiet=arguments.quiet,
+            resume=resume or (restart and has_checkpoint(out)),
+            resolution=resolution,
+        )
+    except KeyboardInterrupt as interrupt:
+        if not is_worker() and (hint := _hint(out, config)):
+            interrupt.add_note(hint)
+        raise
     if result is not None:
         _show(result, arguments, config, out)
     return 0
+
+
+def _check_batch(config: RunConfig, workers: int) -> None:
+    """Refuse a batch that is too small for the workers before starting them; once the data is
+    loaded, they check this again."""
+    from dat.data.batch_size import check_batch
+
+    shares = max(workers // config.train.options.subgroup.size, 1)
+    check_batch(config.train.batch, shares, config.data.parts or shares)
 
 
 def _hint(out: Path, config: RunConfig) -> str:

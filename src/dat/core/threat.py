@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dat.core.deprecation import RenamedAttribute
 from dat.core.lazy import torch
 from dat.core.rng import Streams
-from dat.core.settings import Settings, setting
+from dat.core.settings import SettingError, Settings, setting
 from dat.kernels.native import ascend
 
 if TYPE_CHECKING:
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
 
 TINY = 1e-12
 HUGE = 1e30
+TOLERANCE = 1e-6
+UNLIMITED = 100.0
+"""Up to here, an l2 radius may exceed the distance between images, as a way to say unlimited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +30,34 @@ class ThreatModel(Settings):
 
     norm: str = setting("linf", "norm of the perturbation", choices=("linf", "l2"))
     eps: float = setting(8 / 255, "radius of the ball, for pixels in [0, 1]", ge=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm == "linf" and self.eps > 1:
+            raise SettingError(
+                f"eps = {self.eps:g}: exceeds the pixel range [0, 1]; {self._scaled()}"
+            )
+
+    def scaled(self, factor: float) -> ThreatModel:
+        """The ball of `factor` times the radius, which may exceed the pixel range: attacks such as
+        N-FGSM leave the ball on their way."""
+        ball = copy.copy(self)
+        object.__setattr__(ball, "eps", factor * self.eps)  # not validated as a user's is
+        return ball
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Raise if the ball around an image of this shape contains all images by far, as it does
+        when eps is meant for pixels in 0..255."""
+        farthest = math.sqrt(math.prod(shape))
+        if self.norm == "l2" and self.eps > max(UNLIMITED, farthest * (1 + TOLERANCE)):
+            raise SettingError(
+                f"threat.eps = {self.eps:g}: exceeds the l2 distance between any two images of "
+                f"shape {tuple(shape)}, {farthest:.4g}, for pixels in [0, 1]; "
+                f"{self._scaled()}"
+            )
+
+    def _scaled(self) -> str:
+        return f"did you mean {self.eps:g}/255?" if self.eps <= 255 else "divide it by 255"
 
     def random_start(self, x: Tensor, draws: Streams) -> Tensor:
         """A uniform random point of the ball around each x, clipped to [0, 1]."""

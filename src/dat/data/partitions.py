@@ -9,7 +9,6 @@ global batch depends on P but never on M, so the result is independent of the nu
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dat.core.rng import generator
+from dat.data.batch_size import check_batch, plural
 from dat.data.images import ImageData
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -97,10 +97,6 @@ def _check_workers(workers: int, samples: int) -> None:
         raise ValueError(f"{workers} workers for {samples} training images: use fewer workers")
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 class PartitionSampler(ABC):
     """Which samples make up global batch t, and which of them a worker draws.
 
@@ -114,14 +110,9 @@ class PartitionSampler(ABC):
         if batch > self.samples:
             raise ValueError(
                 f"train.batch = {batch}: there are only {self.samples} training images, "
-                f"{self.samples // workers} for each of {_plural(workers, 'worker')}"
+                f"{self.samples // workers} for each of {plural(workers, 'worker')}"
             )
-        largest = max(workers, len(sizes))
-        if batch < 2 * largest and batch % math.lcm(workers, len(sizes)):
-            raise ValueError(
-                f"train.batch = {batch}: too small for {_plural(workers, 'worker')} and "
-                f"{_plural(len(sizes), 'partition')}; use {2 * largest} or more"
-            )
+        check_batch(batch, workers, len(sizes))
         self.steps = self.samples // batch
         """Steps per epoch."""
 

@@ -54,10 +54,11 @@ def check_logits(model: nn.Module, x: Tensor, classes: int) -> list[str]:
         raise ValueError(
             f"the model's logits are not finite for {int(broken.sum())} of {len(x)} clean images"
         )
-    return [*_probabilities(logits), *_randomness(model, x, logits)]
+    return [*check_probabilities(logits), *_randomness(model, x, logits)]
 
 
-def _probabilities(logits: Tensor) -> list[str]:
+def check_probabilities(logits: Tensor) -> list[str]:
+    """Warn if a model's outputs are probabilities."""
     inside = logits.min() >= -1e-5 and logits.max() <= 1 + 1e-5
     if inside and ((logits.sum(1) - 1).abs() < 1e-4).all():
         return [

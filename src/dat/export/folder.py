@@ -125,7 +125,7 @@ def _write(
         else:
             file = TRACED[name].file
             exported = write_traced(name, traced, x, folder)
-        difference = _difference(deployed, exported, x)
+        difference = _difference(deployed, exported, x, name)
         if not difference <= TOLERANCE:  # also rejects NaN
             raise ValueError(
                 f"--format {name}: the exported model disagrees with the run's model (logits "
@@ -138,12 +138,20 @@ def _write(
 
 
 @torch.no_grad()
-def _difference(model: nn.Module, exported: Predictor, x: Tensor) -> float:
+def _difference(model: nn.Module, exported: Predictor, x: Tensor, name: str) -> float:
     """The largest relative difference of logits on several batches and a single image, which
     reveals values frozen by tracing; infinite if the shape differs."""
     largest = 0.0
     for images in (x, 1 - x.flip(0), x[:1], x.repeat(3, 1, 1, 1)):
-        expected, actual = model(images), exported(images.clone())
+        expected = model(images)
+        try:
+            actual = exported(images.clone())
+        except Exception as error:  # each format's runtime raises its own types
+            raise ValueError(
+                f"--format {name}: the exported model takes batches of {len(x)} only, as the "
+                "network computes with a fixed batch size; use x.flatten(1), or x.shape[0] instead "
+                "of len(x)"
+            ) from error
         if expected.shape != actual.shape:
             return float("inf")
         difference = (expected - actual).abs().max() / expected.abs().max().clamp_min(1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -115,7 +116,14 @@ def write_traced(name: str, model: nn.Module, x: Tensor, folder: Path) -> Predic
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Suppress the exporters' warnings about future versions; the result is verified anyway."""
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        yield
+    """Suppress the exporters' warnings about future versions, and about torchvision, which is not
+    needed; the result is verified anyway."""
+    registry = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = registry.level
+    registry.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        registry.setLevel(level)

@@ -26,6 +26,8 @@ PREEMPTED = 75
 """Exit code of a run that stopped on request and can be resumed."""
 REPORTED = "a worker was lost"
 """The reason of a failure that the remaining workers have reported in detail."""
+TORCH_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+"""Signals on which torch's launcher ends the workers; it kills them after 30 seconds."""
 FINAL = (2, 3, PREEMPTED)
 """Exit codes that a restart would only repeat: invalid input, divergence, a request to stop."""
 
@@ -93,6 +95,8 @@ def _launch(workers: int, command: Sequence[str], number: int) -> tuple[int, str
     variables |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1}  # the agent's store would listen, too
     os.environ |= {name: str(value) for name, value in variables.items()}
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker sets its own number when it joins
+    before = signal.getsignal(signal.SIGINT)
+    own = ["SIGINT"] if _passes_on_interrupts() else []
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -103,6 +107,7 @@ def _launch(workers: int, command: Sequence[str], number: int) -> tuple[int, str
         rdzv_configs={"store_type": "file"},
         local_addr="127.0.0.1",
         max_restarts=0,
+        signals_to_handle=",".join(name for name in TORCH_SIGNALS if name not in own),
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(),
     )
@@ -113,6 +118,8 @@ def _launch(workers: int, command: Sequence[str], number: int) -> tuple[int, str
         elastic_launch(config, program)(*arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
+        if failure.exitcode == -signal.SIGINT:
+            return _interrupted(signal.SIGINT)
         if failure.exitcode < 0:
             name = signal.Signals(-failure.exitcode).name
             return 1, f"worker {rank} was killed by {name}", rank
@@ -120,23 +127,66 @@ def _launch(workers: int, command: Sequence[str], number: int) -> tuple[int, str
     except SignalException as received:
         if received.sigval == signal.SIGTERM:
             return PREEMPTED, "", 0
-        print(f"error: interrupted by {received.sigval.name}", file=sys.stderr)
-        return 128 + received.sigval, "", 0
+        return _interrupted(received.sigval)
+    except KeyboardInterrupt:
+        return _interrupted(signal.SIGINT)
     finally:
         done.set()
+        if own:
+            signal.signal(signal.SIGINT, before)
         for name in variables:
             del os.environ[name]
         rendezvous.cleanup()
     return 0, "", 0
 
 
+def _interrupted(number: signal.Signals) -> tuple[int, str, int]:
+    """Say so. Workers that are still there end with the launcher."""
+    print(f"error: interrupted by {number.name}", file=sys.stderr)
+    return 128 + number, "", 0
+
+
+def _passes_on_interrupts() -> bool:
+    """On Ctrl-C, send SIGINT to the workers, which end, those in training with a checkpoint; on the
+    second, kill them. Returns False where this is not possible, and left to torch."""
+    if threading.current_thread() is not threading.main_thread() or not _children_file().exists():
+        return False
+
+    def pass_on(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, end)
+        _signal_workers(signal.SIGINT)
+
+    def end(number: int, frame: object) -> None:
+        _signal_workers(signal.SIGKILL)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, pass_on)
+    return True
+
+
+def _signal_workers(number: signal.Signals) -> None:
+    for pid in _children():
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _children_file() -> Path:
+    """Lists the child processes, on Linux only."""
+    return Path(f"/proc/self/task/{os.getpid()}/children")
+
+
+def _children() -> list[int]:
+    """The running child processes."""
+    return [int(pid) for pid in _children_file().read_text().split() if _is_running(int(pid))]
+
+
 def _wake_stopped_workers(done: threading.Event) -> None:
     """When a worker ends, torch terminates the others. One that is stopped (SIGSTOP) would not
     receive the signal, and the launcher would wait half a minute for it."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    children = _children_file()
     most = 0
     while not done.wait(0.5) and children.exists():
-        alive = [int(pid) for pid in children.read_text().split() if _is_running(int(pid))]
+        alive = _children()
         most = max(most, len(alive))
         if len(alive) < most:
             for pid in alive:

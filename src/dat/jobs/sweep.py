@@ -15,9 +15,10 @@ from dat.report import progress_bar
 
 
 def default_eps(subjects: Sequence[ModelSpec]) -> tuple[float, ...]:
-    """Nine radii, up to twice the one that the first model was made for."""
-    own = subjects[0].config.threat.eps
-    return tuple(own * quarter / 4 for quarter in range(9))
+    """Nine radii, up to twice the one that the first model was made for; of linf, at most 1."""
+    threat = subjects[0].config.threat
+    radii = (threat.eps * quarter / 4 for quarter in range(9))
+    return tuple(eps for eps in radii if threat.norm != "linf" or eps <= 1)
 
 
 class Swept(NamedTuple):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from dat.attacks import FGSM, NFGSM, PGD, YOPO, Free, NoAttack
 from dat.config.build import accuracy_of, figures, make_trainer, make_world
@@ -36,7 +38,7 @@ from dat.report import Progress, progress_bar
 from dat.report.page import write_page
 from dat.train import Callback, Checkpoint, Checkpointer, EpochRecord, RunFolder, Trainer
 from dat.train.checkpoint import remove_unfinished
-from dat.train.diagnostics import chance_level_warnings
+from dat.train.diagnostics import chance_level_warnings, label_warnings, output_warnings
 from dat.train.log import WorkerLog, log, worker_log
 from dat.train.logged import Logged
 from dat.train.loggers import make_loggers
@@ -65,14 +67,14 @@ def train(
         checkpoint = world.run_or_fail_together(lambda: _last(out, world)) if resume else None
         folder = world.run_or_fail_together(lambda: _folder(out, world, overwrite, checkpoint))
         stack.enter_context(worker_log(out, world))
-        checkpointing = config.train.options.checkpointing
+        checkpointing, stopping = config.train.options.checkpointing, threading.Event()
         checkpointer = Checkpointer(
             out / CHECKPOINTS,
             every=checkpointing.every,
             keep=checkpointing.keep,
             report=_report if world.first else log.warning,
             code=code_arguments(config),
-            stopping=_sigterm_received(),
+            stopping=stopping.is_set,
         )
         callbacks: list[Callback] = [WorkerLog()]
         if world.first and not quiet:
@@ -95,8 +97,9 @@ def train(
             for change in checkpoint.changes(trainer) if checkpoint else ():
                 _report(change)
         trainer.callbacks = [*callbacks, checkpointer]
-        records = trainer.fit(checkpoint)
-        result = _result(config, recipe, trainer, records, summary.test)
+        with _stop_on_signals(stopping, first=world.first):
+            records = trainer.fit(checkpoint)
+        result = _result(config, recipe, trainer, records, summary)
         if folder:
             folder.finish(result)
             loggers.close(result)
@@ -192,12 +195,35 @@ def _report(message: str) -> None:
     print(message, file=sys.stderr)
 
 
-def _sigterm_received() -> Callable[[], bool]:
-    """Returns a function that tells whether a scheduler has sent SIGTERM since."""
-    received = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda number, frame: received.set())
-    return received.is_set
+@contextmanager
+def _stop_on_signals(stopping: threading.Event, *, first: bool) -> Iterator[None]:
+    """Request a stop, with a checkpoint, when a scheduler sends SIGTERM, or on Ctrl-C; the second
+    Ctrl-C ends the process at once, as does one that came too late for another step."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, interrupted = signal.getsignal(signal.SIGINT), threading.Event()
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        interrupted.set()
+        stopping.set()
+        if first:  # print might be interrupted while it holds its lock
+            os.write(sys.stderr.fileno(), STOPPING.encode())
+
+    signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+        if interrupted.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+STOPPING = (
+    "\ninterrupted: saving a checkpoint after this step; press Ctrl-C again to stop at once\n"
+)
 
 
 def _prepare(
@@ -211,7 +237,11 @@ def _prepare(
     config = resolve_finetuning(config, data, resolution)
     trainer = make_trainer(config, data, world)
     lines = data_lines(config.data.name, data, trainer)
-    return config, trainer, DataSummary(data.test, lines, isinstance(data.training, Partitions))
+    warnings = label_warnings(_counts(data), data.test)
+    warnings += output_warnings(trainer.model, data.test)
+    lines += [f"warning: {text}" for text in warnings]
+    in_parts = isinstance(data.training, Partitions)
+    return config, trainer, DataSummary(data.test, lines, in_parts, warnings)
 
 
 class DataSummary(NamedTuple):
@@ -221,6 +251,7 @@ class DataSummary(NamedTuple):
     lines: list[str]
     """The description printed before training."""
     in_parts: bool
+    warnings: list[str]
 
 
 def data_lines(name: str, data: Splits, trainer: Trainer) -> list[str]:
@@ -230,11 +261,11 @@ def data_lines(name: str, data: Splits, trainer: Trainer) -> list[str]:
         f"{name}: {len(train):,} training and {len(data.test):,} test images of "
         f"{channels} x {height} x {width}, {data.test.classes} classes"
     ]
-    counts = train.counts() if isinstance(train, ImageData) else torch.tensor(train.totals)
+    counts = _counts(data)
     if len(counts):
         low, high = int(counts.min()), int(counts.max())
         lines[0] += f" with {low:,} to {high:,} each" if low < high else f" with {low:,} each"
-        if low == 0:
+        if low == 0 and not label_warnings(counts, data.test):
             empty = (counts == 0).nonzero().squeeze(1).tolist()
             names = [train.names[label] if train.names else str(label) for label in empty]
             lines.append(f"warning: no training images of class {', '.join(names)}")
@@ -248,6 +279,12 @@ def data_lines(name: str, data: Splits, trainer: Trainer) -> list[str]:
         "largest"
     )
     return lines
+
+
+def _counts(data: Splits) -> Tensor:
+    """The number of training images of each class."""
+    train = data.training
+    return train.counts() if isinstance(train, ImageData) else torch.tensor(train.totals)
 
 
 def _resolved(config: RunConfig, trainer: Trainer, *, on_disk: bool) -> DataConfig:
@@ -278,8 +315,9 @@ def _result(
     recipe: str,
     trainer: Trainer,
     records: list[EpochRecord],
-    test: ImageData,
+    summary: DataSummary,
 ) -> dict[str, Any]:
+    test = summary.test
     world, epochs, best = trainer.world, len(records), trainer.best_accuracy()
     accuracies = {
         name: figures(
@@ -305,6 +343,7 @@ def _result(
         "last_holdout_ra": records[-1].holdout_ra,
         "collapses": [str(collapse) for collapse in trainer.collapses],
         "warnings": [
+            *summary.warnings,
             *(text for part in trainer.parts for text in part.warnings(trainer)),
             *chance_level_warnings(accuracies[""]["ta"], accuracies[""]["images"], test),
         ],

@@ -1,13 +1,23 @@
-"""Warnings about a run that has learned nothing."""
+"""Warnings about a run that will learn less than it could, or that has learned nothing."""
 
 from __future__ import annotations
 
 from math import sqrt
 
+import torch
+from torch import Tensor, nn
+
+from dat.attacks import attack_mode
+from dat.core.rng import seeded
 from dat.data import ImageData
+from dat.evaluation.checks import check_probabilities
+from dat.models import adapted
 
 DEVIATIONS = 3
 """Standard deviations around chance level within which TA is no better than guessing."""
+
+PROBED = 8
+"""Number of images whose outputs are checked."""
 
 
 def chance_level_warnings(ta: float, images: int, test: ImageData) -> list[str]:
@@ -21,4 +31,22 @@ def chance_level_warnings(ta: float, images: int, test: ImageData) -> list[str]:
         f"nothing was learned: TA {ta:.1f} %, and always predicting one class gives "
         f"{100 * chance:.1f}; try a lower optimizer.lr, more steps (a smaller train.batch, more "
         "train.epochs), a smaller threat.eps, and attack.name none first"
+    ]
+
+
+def output_warnings(model: nn.Module, data: ImageData) -> list[str]:
+    """Warn before training if the model returns probabilities instead of logits."""
+    device = next(model.parameters()).device
+    x, _ = data.batch(torch.arange(min(len(data), PROBED)), device)
+    with attack_mode(model), seeded(device, 0, "check"), torch.no_grad():
+        return check_probabilities(adapted(model, x)(x))
+
+
+def label_warnings(counts: Tensor, test: ImageData) -> list[str]:
+    """Warn if class 0, and no other, has no images; `counts` are those of the training images."""
+    if len(counts) < 2 or counts[0] or not counts[1:].all() or (test.labels == 0).any():
+        return []
+    return [
+        f"no images of class 0, but of classes 1 to {len(counts) - 1}: if the labels start at 1, "
+        "subtract 1, as the network learns a class that does not exist"
     ]

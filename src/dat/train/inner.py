@@ -120,7 +120,9 @@ class InnerMaximization(Part):
     ) -> Tensor:
         phi = worker.objective.phi(network, batch)
         draws = self._draws(batch, epoch, step)
-        return self.attack_in(batch.threat)(phi, batch.x, batch.threat, draws)
+        attack = self.attack_in(batch.threat)
+        # the images were checked when they were loaded; checking them again would synchronize GPUs
+        return attack.perturb(phi, batch.x, batch.threat, draws)
 
     def attack_in(self, threat: ThreatModel) -> Attack:
         """The attack, with its step size in proportion to the current eps."""

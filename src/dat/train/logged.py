@@ -51,10 +51,12 @@ class Logged(Callback):
             self._open.append(logger)
 
     def on_step_end(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
-        """Log rank 0's own traffic."""
+        """Log the global loss and accuracy, and rank 0's own traffic."""
         self._steps += 1
         traffic = report.traffic
         values = {
+            "step/loss": report.loss,
+            "step/train_ra": report.accuracy,
             "step/sent": traffic.sent,
             "step/busy": traffic.busy,
             "step/exposed": traffic.exposed,

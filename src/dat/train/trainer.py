@@ -198,6 +198,7 @@ class Trainer:
         connect_optimizer(optimizer, exchange)
         subgroup = WorkerSubgroup(world, options.subgroup.size, exchange.ledger)
         check_data(self.batches, self.batch, world)
+        self.threat.check_shape(self.batches.sources[0].data.shape)
         inner = self._inner(self.attack)
         self.worker = Worker(
             sampler=Sampler(

@@ -65,6 +65,11 @@ def _read_pickle(path: Path) -> object:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # an old or damaged archive can fail in any way
+        if "Unsupported global" in str(error):
+            raise ValueError(
+                f"{path}: not plain weights but other objects (a whole model?), which could "
+                "execute code when they are read; save model.state_dict() instead"
+            ) from None
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise ValueError(f"{path}: not plain weights ({first[0]})") from None
 

@@ -1,0 +1,19 @@
+"""Whether a batch can be dealt out to the workers; imports no torch, as the launcher asks first."""
+
+from __future__ import annotations
+
+import math
+
+
+def check_batch(batch: int, workers: int, partitions: int) -> None:
+    """Raise if a global batch is too small for the workers, or for the partitions of the data."""
+    largest = max(workers, partitions)
+    if batch < 2 * largest and batch % math.lcm(workers, partitions):
+        raise ValueError(
+            f"train.batch = {batch}: too small for {plural(workers, 'worker')} and "
+            f"{plural(partitions, 'partition')}; use {2 * largest} or more"
+        )
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
