@@ -242,7 +242,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "optimizer ClassicLARS", classic_lars
     changes: list[dict[str, Any]] = [
         *({"kind": kind} for kind in data.AUGMENTATIONS),
-        *({"cutout": 8}, {"randaugment": 8}),
+        *({"cutout": 8}, {"randaugment": 8}, {"jitter": 0.4}, {"erasing": 1.0}),
     ]
     for change in changes:
         yield f"augmentation {change}", partial(augmentation, change)
