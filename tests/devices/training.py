@@ -118,8 +118,8 @@ def runs_of_one() -> Iterator[tuple[str, Run]]:
     for name, objective in OBJECTIVES.items():
         yield f"train objective {name}", partial(train, {"objective": objective()})
     for name, optimizer in OPTIMIZERS.items():
-        made = optimizer(lr=0.1, **PLAIN.get(name, {}))
-        yield f"train optimizer {name}", partial(train, {"optimizer": made})
+        chosen = optimizer(lr=0.1, **PLAIN.get(name, {}))
+        yield f"train optimizer {name}", partial(train, {"optimizer": chosen})
     held_out = {"holdout": images(8), "epochs": 2, "attack": FGSM()}
     for key, value in VALUES:
         yield f"train {key}={value}", partial(train_or_refuse, held_out | {key: value})
