@@ -42,6 +42,7 @@ def main() -> None:
                 model = ("--model", "resnet18", "--weights", str(file))
                 settings = (*NETWORK, *TASK, *own, *statistics, "comm.threads=1")
                 found = dat("finetune", *model, RECIPE, *settings, "--out", out)
+                found["recipe"] = Path(RECIPE).name  # not where this machine has it
                 results.setdefault(f"{start}, {EPOCHS} epochs", []).append(found)
                 print(start, seed, found["ta"], found["ra"], flush=True)
     rows = [
