@@ -83,7 +83,7 @@ def test_more_workers_than_images(tmp_path: Path) -> None:
     images, labels = np.zeros((2, 8, 8), np.uint8), np.array([0, 1])
     arrays = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels}
     np.savez(tmp_path / "two.npz", **arrays)  # type: ignore[arg-type]
-    words = ("data.name=two.npz", "data.holdout=0", "train.batch=2")
+    words = ("data.name=two.npz", "data.holdout=0", "train.batch=6")
     result = run([*DAT, "train", "digits", *words, "--workers", "3"], tmp_path)
     assert result.returncode == 2
     assert result.stderr == "error: 3 workers for 2 training images: use fewer workers\n"
