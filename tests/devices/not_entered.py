@@ -109,6 +109,5 @@ REASONS: dict[str, tuple[str, ...]] = {
         "kernels/deterministic.py:_apply",
     ),
     "reads a data loader into host memory": ("data/torch_datasets.py:_collected",),
-    "no caller yet": ("core/devices.py:copies_in_background",),
 }
 NOT_ENTERED = {name: reason for reason, names in REASONS.items() for name in names}

@@ -174,11 +174,6 @@ def pins_memory(device: torch.device) -> bool:
     return is_accelerator(device) and device.type != "mps"
 
 
-def copies_in_background(device: torch.device) -> bool:
-    """Whether the host may go on before a copy to the device has ended."""
-    return is_accelerator(device)
-
-
 def free_memory(device: torch.device) -> int | None:
     """Free bytes of the device; None for the CPU, which shares its memory with everything else."""
     return int(torch.accelerator.get_memory_info(device)[0]) if is_accelerator(device) else None
