@@ -6,8 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from dat.distributed.affinity import cores
 
 FAULTS = """
 import json, resource, torch
@@ -57,3 +60,45 @@ def test_freed_memory_is_kept_for_the_next_tensors() -> None:
 def test_the_users_allocator_settings_are_kept() -> None:
     report = run_worker("tuned", MALLOC_TRIM_THRESHOLD_="100000")
     assert report["allocator"] == "set by the environment"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups")
+@pytest.mark.parametrize(
+    ("own", "outer", "expected"),
+    [
+        ("max 100000", None, 8),
+        ("200000 100000", None, 2),
+        ("150000 100000", "max 100000", 2),
+        ("max 100000", "50000 100000", 1),
+        ("1600000 100000", "300000 100000", 3),
+    ],
+)
+def test_a_cpu_limit_bounds_the_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, outer: str | None, expected: int
+) -> None:
+    """The tightest limit counts, from the process's own control group up to the root."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    group = tmp_path / "pods/pod-1"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text(f"{own}\n")
+    if outer:
+        (tmp_path / "pods/cpu.max").write_text(f"{outer}\n")
+    (tmp_path / "cgroup").write_text("0::/pods/pod-1\n")
+    assert cores(tmp_path, tmp_path / "cgroup") == expected
+    assert cores(tmp_path, tmp_path / "nothere") == 8
+
+
+@pytest.mark.parametrize("chosen", [None, "ACTIVE"])
+def test_idle_threads_sleep_unless_the_user_wants_them_to_spin(chosen: str | None) -> None:
+    """OpenMP reads its settings when torch is imported: they are there before."""
+    code = (
+        "import os, sys; from dat.cli import main\n"
+        "try: main(['recipes', '--json'])\n"
+        "finally: print('torch' in sys.modules, os.environ['OMP_WAIT_POLICY'])"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment = clean | ({"OMP_WAIT_POLICY": chosen} if chosen else {})
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == f"False {chosen or 'PASSIVE'}"

@@ -118,7 +118,7 @@ def _cluster(arguments: argparse.Namespace) -> Cluster:
     link = NetworkLink.named(arguments.link, latency=latency)
     inside = NetworkLink.named(arguments.inside or INSIDE, latency=INSIDE_LATENCY, goodput=1.0)
     from dat.core import devices
-    from dat.distributed.world import cores
+    from dat.distributed.affinity import cores
 
     return Cluster(
         nodes=arguments.nodes,

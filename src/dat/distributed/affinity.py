@@ -1,10 +1,12 @@
-"""Allocator and CPU-affinity settings of a worker's process."""
+"""Allocator, cores and threads of a worker's process."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
+from pathlib import Path
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
@@ -47,3 +49,31 @@ def pin_to_cores(rank: int, size: int) -> list[int]:
         cores = cores[rank * share : (rank + 1) * share]
         os.sched_setaffinity(0, cores)
     return cores
+
+
+def cores(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """The number of cores this process may use: those it may run on, up to its CPU limit.
+
+    A container with a limit of two CPUs sees all cores of its machine. As many threads as those
+    would be throttled together.
+    """
+    if sys.platform != "linux":
+        return os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, math.ceil(min(allowed, _cpu_limit(cgroups, own))))
+
+
+def _cpu_limit(cgroups: Path, own: Path) -> float:
+    """The smallest limit of this process's control groups (version 2), in CPUs, or infinity."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return math.inf
+    path = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    group = cgroups / path.strip("/")
+    limits = [math.inf]
+    for folder in (group, *group.parents):
+        if folder.is_relative_to(cgroups) and (file := folder / "cpu.max").is_file():
+            quota, period = file.read_text().split()
+            limits.append(math.inf if quota == "max" else int(quota) / int(period))
+    return min(limits)

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from dat.core import devices
 from dat.core.deprecation import RenamedAttribute
-from dat.distributed.affinity import keep_freed_pages, pin_to_cores
+from dat.distributed.affinity import cores, keep_freed_pages, pin_to_cores
 from dat.distributed.collectives import all_gather, all_reduce
 from dat.distributed.rendezvous import rendezvous_after_restart
 from dat.kernels.deterministic import register as register_deterministic_kernels
@@ -126,14 +126,15 @@ class World:
         local_device = devices.choose(device, local_rank, local_size)
         tuned = allocator == "tuned"
         settings: dict[str, Any] = {"allocator": keep_freed_pages() if tuned else "system default"}
+        share = max(1, cores() // local_size)  # pinning leaves this process its share
         if pin:
             settings["cores"] = pin_to_cores(local_rank, local_size)
         devices.set_up(local_device, deterministic=deterministic)
         if deterministic and devices.is_accelerator(local_device):
             register_deterministic_kernels(devices.dispatch_key(local_device))
-        if threads is not None or local_size > 1:
-            # torchrun sets one thread per worker; divide the machine's cores instead
-            torch.set_num_threads(threads or max(1, cores() // local_size))
+        if threads is not None or local_size > 1 or share < torch.get_num_threads():
+            # torchrun sets one thread per worker, torch as many as the machine has cores
+            torch.set_num_threads(threads or share)
         if dist.is_initialized():
             rank, size, backend = dist.get_rank(), dist.get_world_size(), dist.get_backend()
             world = cls(
@@ -364,11 +365,6 @@ class SingleWorker(World):
 
     def run_or_fail_together(self, work: Callable[[], T]) -> T:
         return work()
-
-
-def cores() -> int:
-    """The number of cores this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _use_loopback_only() -> None:

@@ -128,6 +128,7 @@ def environment(world: World) -> dict[str, Any]:
         "device": devices.device_name(world.device),
         "workers": world.size,
         "threads": torch.get_num_threads(),
+        "wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         **world.process_settings,
         "command": sys.argv[1:],
         "launch": os.environ.get("TORCHELASTIC_RUN_ID"),

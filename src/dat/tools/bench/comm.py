@@ -18,8 +18,8 @@ import torch
 from dat.core import devices
 from dat.core.settings import SettingError
 from dat.distributed import PROTOCOLS, Hybrid, Ledger, Protocol, Quantizer, Reducer, World
+from dat.distributed.affinity import cores
 from dat.distributed.wire_format import Slot
-from dat.distributed.world import cores
 from dat.jobs.launch import dat_command
 from dat.models import build_model
 from dat.report import counting

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dat.distributed.world import cores
+from dat.distributed.affinity import cores
 
 SIDE = 1536
 """Rows and columns of the matrices that are multiplied."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dat.distributed import Quantizer, quantizer_name
+from dat.distributed.affinity import cores
 from dat.distributed.wire_format import Slot, message_layout, spans
-from dat.distributed.world import cores
 from dat.kernels.quantize.codec import Codec
 from dat.report import counting
 from dat.tools.bench.cases import make_quantizer

@@ -14,7 +14,7 @@ import torch
 
 from dat.core import devices
 from dat.core.files import atomic_write
-from dat.distributed.world import cores
+from dat.distributed.affinity import cores
 
 FILE = "costs.json"
 JOBS = ("encode", "decode", "add", "measure")

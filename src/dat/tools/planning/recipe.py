@@ -16,7 +16,7 @@ from dat.config.finetune import resolve_finetuning
 from dat.config.schema import RunConfig
 from dat.data import ImageData, Partitions, Splits, load
 from dat.distributed import Buckets, Default
-from dat.distributed.world import cores
+from dat.distributed.affinity import cores
 from dat.tools.planning.gradient import Gradient, watch_backward
 from dat.tools.planning.memory import Activations, count_activations
 from dat.tools.planning.model import ComputeTimes

@@ -13,7 +13,7 @@ import torch
 
 from dat.core import devices
 from dat.distributed import World
-from dat.distributed.world import cores
+from dat.distributed.affinity import cores
 from dat.jobs.doctor import KERNELS, built
 
 PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "MKL_", "TRITON_")
