@@ -27,7 +27,7 @@ import torch
 from runs import RESULTS, table
 
 from dat.distributed import PROTOCOLS, Buckets, Exchange, World
-from dat.distributed.world import cores
+from dat.distributed.affinity import cores
 from dat.models import build_model
 from dat.tools.bench import run_workers, testbed
 from dat.tools.planning import (

@@ -23,7 +23,7 @@ import torch
 from runs import save, table
 
 from dat.distributed import Buckets
-from dat.distributed.world import cores
+from dat.distributed.affinity import cores
 from dat.models import build_model
 from dat.tools.planning import Cluster, ComputeTimes, Costs, Gradient, NetworkLink, predict
 from dat.tools.planning.costs import load
