@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from dat.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dat.kernels.convolve.kernel import available, convolve, input_gradient, weight_gradient
+    from dat.kernels.convolve.kernel import (
+        available,
+        convolve,
+        input_gradient,
+        supported,
+        weight_gradient,
+    )
     from dat.kernels.convolve.layers import (
         NativeConv2d,
         Ways,
@@ -22,7 +28,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         renamed={"Convolution": "NativeConv2d", "quicken": "use_native_convolutions"},
-        kernel="available convolve input_gradient weight_gradient",
+        kernel="available convolve input_gradient supported weight_gradient",
         layers="NativeConv2d Ways faster use_native_convolutions ways",
     )
 
@@ -33,6 +39,7 @@ __all__ = [
     "convolve",
     "faster",
     "input_gradient",
+    "supported",
     "use_native_convolutions",
     "ways",
     "weight_gradient",

@@ -32,9 +32,14 @@ class _WinogradShape(ctypes.Structure):
     )
 
 
+def supported() -> bool:
+    """Whether the kernels were compiled and run on this CPU."""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") and _load() is not None
+
+
 def available() -> bool:
-    """Whether the kernels were compiled and pay off: with AVX-512, torch's own are as fast."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX2" and _load() is not None
+    """Whether the kernels run here and pay off: with AVX-512, torch's own are as fast."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX2" and supported()
 
 
 def weight_gradient(
