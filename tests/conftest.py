@@ -31,8 +31,9 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("alone"):
-            item.add_marker("slow")
+        needs_triton = "triton_launch" in getattr(item, "fixturenames", ())
+        if item.get_closest_marker("alone") or needs_triton:
+            item.add_marker("slow")  # make test-slow installs Triton
 
     def place(item: pytest.Item) -> int:
         path = str(item.path)

@@ -37,7 +37,7 @@ native = pytest.mark.skipif(kernel.library() is None, reason="no native kernel h
 
 
 @pytest.fixture(scope="module")
-def launch() -> Iterator[Any]:
+def triton_launch() -> Iterator[Any]:
     with interpreted(KERNELS, LAUNCH) as module:
         yield module
 
@@ -45,8 +45,8 @@ def launch() -> Iterator[Any]:
 class OnGPU:
     """A context in which the CPU passes for a GPU with Triton, or without."""
 
-    def __init__(self, launch: Any) -> None:
-        self.launch = launch
+    def __init__(self, triton_launch: Any) -> None:
+        self.launch = triton_launch
 
     def __enter__(self) -> None:
         kernel.triton_update.cache_clear()
@@ -101,34 +101,34 @@ def assert_same_bits(mine: list[Tensor], theirs: list[Tensor]) -> None:
     ("config", "decay"), [*((c, 0.1) for c in CONFIGS), *((c, 0.0) for c in EACH)]
 )
 def test_a_step_has_the_bits_of_the_native_kernel(
-    launch: Any, config: OptimizerSettings, decay: float
+    triton_launch: Any, config: OptimizerSettings, decay: float
 ) -> None:
     config = type(config).read(config.dump() | {"weight_decay": decay})
-    mine = after_steps(config, OnGPU(launch), absent=3)
+    mine = after_steps(config, OnGPU(triton_launch), absent=3)
     assert_same_bits(mine, after_steps(config, Forced(), absent=3))
 
 
 @pytest.mark.parametrize("config", EACH)
-def test_a_step_is_that_of_foreach(launch: Any, config: OptimizerSettings) -> None:
-    mine = after_steps(config, OnGPU(launch), channels_last=True)
+def test_a_step_is_that_of_foreach(triton_launch: Any, config: OptimizerSettings) -> None:
+    mine = after_steps(config, OnGPU(triton_launch), channels_last=True)
     assert_alike(mine, after_steps(config, Forced(kernel=False), channels_last=True))
 
 
 @native
 @pytest.mark.parametrize("config", [LARS(), LARS(preset="classic")])
-def test_layers_of_several_blocks(launch: Any, config: OptimizerSettings) -> None:
+def test_layers_of_several_blocks(triton_launch: Any, config: OptimizerSettings) -> None:
     """The last tile of the second block has a few values."""
     options: dict[str, Any] = {"shapes": [(16384 + 7,), (5,)], "steps": 1}
-    mine = after_steps(config, OnGPU(launch), **options)
+    mine = after_steps(config, OnGPU(triton_launch), **options)
     assert_same_bits(mine, after_steps(config, Forced(), **options))
 
 
 @native
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf, 3e38, 1e-45])
 @pytest.mark.parametrize("config", EACH)
-def test_what_is_not_finite(launch: Any, config: OptimizerSettings, broken: float) -> None:
+def test_what_is_not_finite(triton_launch: Any, config: OptimizerSettings, broken: float) -> None:
     options: dict[str, Any] = {"shapes": [(9, 5), (40,)], "broken": broken}
-    mine = after_steps(config, OnGPU(launch), **options)
+    mine = after_steps(config, OnGPU(triton_launch), **options)
     assert_same_bits(mine, after_steps(config, Forced(), **options))
 
 
@@ -142,7 +142,7 @@ def test_what_is_not_finite(launch: Any, config: OptimizerSettings, broken: floa
     absent=st.integers(-1, 3),
 )
 def test_any_combination(
-    launch: Any,
+    triton_launch: Any,
     config: OptimizerSettings,
     shapes: list[tuple[int, ...]],
     scales: tuple[float, float],
@@ -151,14 +151,14 @@ def test_any_combination(
 ) -> None:
     config = type(config).read(config.dump() | {"weight_decay": decay})
     options: dict[str, Any] = {"shapes": shapes, "scales": scales, "absent": absent}
-    mine = after_steps(config, OnGPU(launch), **options)
+    mine = after_steps(config, OnGPU(triton_launch), **options)
     assert_same_bits(mine, after_steps(config, Forced(), **options))
 
 
-def test_layers_beside_each_other_in_memory_are_not_touched(launch: Any) -> None:
+def test_layers_beside_each_other_in_memory_are_not_touched(triton_launch: Any) -> None:
     row = torch.full((60,), 3.0)
     model = torch.nn.ParameterList([torch.nn.Parameter(row[8:-9])])
-    with OnGPU(launch):
+    with OnGPU(triton_launch):
         step(model, build_optimizer(LAMB(), model), [torch.ones(43)])
     assert (row[:8] == 3).all() and (row[-9:] == 3).all() and not (row[8:-9] == 3).any()
 
@@ -168,9 +168,9 @@ def test_without_triton_foreach_takes_over_silently() -> None:
     assert all(map(torch.equal, mine, after_steps(LAMB(), Forced(kernel=False))))
 
 
-def test_it_can_be_switched_off(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_can_be_switched_off(triton_launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cpu")
-    with OnGPU(launch):
+    with OnGPU(triton_launch):
         assert kernel.triton_update(device) is not None
         kernel.triton_update.cache_clear()
         monkeypatch.setenv("DAT_NO_KERNEL", "1")

@@ -57,16 +57,16 @@ def maybe_no_native() -> None:
 
 
 @pytest.fixture(scope="module")
-def launch() -> Iterator[Any]:
+def triton_launch() -> Iterator[Any]:
     with interpreted(KERNELS, LAUNCH) as module:
         yield module
 
 
 def message_of(
-    launch: Any, codec: Codec, x: Tensor, layout: MessageLayout, key: int = KEY
+    triton_launch: Any, codec: Codec, x: Tensor, layout: MessageLayout, key: int = KEY
 ) -> Tensor:
     message = Guarded(layout.size, 0xA5)
-    launch.encode(
+    triton_launch.encode(
         x,
         layout,
         bits=codec.bits,
@@ -81,7 +81,7 @@ def message_of(
 
 
 def check_same(
-    launch: Any,
+    triton_launch: Any,
     quantizer: Quantizer,
     x: Tensor,
     layout: MessageLayout,
@@ -96,11 +96,11 @@ def check_same(
     messages = torch.full((count, layout.size + 3), 0x5A, dtype=torch.uint8)[:, : layout.size]
     for number, message in enumerate(messages):
         codec.encode(x * (1 + number), layout, message, key + number)
-    assert torch.equal(message_of(launch, codec, x, layout, key), messages[0])
+    assert torch.equal(message_of(triton_launch, codec, x, layout, key), messages[0])
     for mode in modes:
         start = normal(len(x) + 2 * GUARD, seed=1)
         mine, theirs = start.clone(), start.clone()
-        launch.decode(messages, layout, bits=codec.bits, mode=mode, out=mine[GUARD:-GUARD])
+        triton_launch.decode(messages, layout, bits=codec.bits, mode=mode, out=mine[GUARD:-GUARD])
         codec._decode(messages, layout, theirs[GUARD:-GUARD], mode)
         assert torch.equal(bits_of(mine), bits_of(theirs))
 
@@ -111,79 +111,85 @@ def check_same(
 @pytest.mark.parametrize("bits", FEW_BITS)
 @pytest.mark.parametrize("name", ["tensor", "max-8", "l2-64"])
 def test_messages_and_sums_are_those_of_the_native_kernel(
-    launch: Any, name: str, bits: int
+    triton_launch: Any, name: str, bits: int
 ) -> None:
     for rounding, mode in zip(ROUNDINGS, ("set", "subtract"), strict=True):
         quantizer = quantizers(bits, rounding)[name]
         layout = layout_of(quantizer, *SHAPES)
-        check_same(launch, quantizer, normal(LENGTH), layout, modes=(mode,), count=3)
+        check_same(triton_launch, quantizer, normal(LENGTH), layout, modes=(mode,), count=3)
 
 
 @pytest.mark.parametrize("size", [520, 1032])
 @pytest.mark.parametrize("norm", ["max", "l2"])
-def test_groups_of_several_tiles_and_parts_of_them(launch: Any, norm: str, size: int) -> None:
+def test_groups_of_several_tiles_and_parts_of_them(
+    triton_launch: Any, norm: str, size: int
+) -> None:
     quantizer = Buckets(bits=5, norm=norm, size=size)
-    check_same(launch, quantizer, normal(2 * size + 13), layout_of(quantizer, (2 * size + 13, 1)))
+    check_same(
+        triton_launch, quantizer, normal(2 * size + 13), layout_of(quantizer, (2 * size + 13, 1))
+    )
 
 
 @pytest.mark.parametrize("bits", [3, 8, 16])
-def test_short_messages_at_every_length(launch: Any, bits: int) -> None:
+def test_short_messages_at_every_length(triton_launch: Any, bits: int) -> None:
     for length in range(1, 26, 3):
         quantizer = Buckets(bits=bits, size=16)
         layout = layout_of(quantizer, (length, 1))
-        check_same(launch, quantizer, normal(length), layout, modes=("add",))
+        check_same(triton_launch, quantizer, normal(length), layout, modes=("add",))
 
 
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("name", ["max-64", "l2-64"])
-def test_odd_values(launch: Any, name: str, values: str) -> None:
+def test_odd_values(triton_launch: Any, name: str, values: str) -> None:
     x = VALUES[values][-100:]
     for bits, rounding in zip((2, 8, 16), (*ROUNDINGS, "random"), strict=True):
         quantizer = quantizers(bits, rounding)[name]
-        check_same(launch, quantizer, x, layout_of(quantizer, (len(x), 1)), modes=("set",))
+        check_same(triton_launch, quantizer, x, layout_of(quantizer, (len(x), 1)), modes=("set",))
 
 
 @pytest.mark.parametrize("broken", [torch.nan, -torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("norm", ["max", "l2"])
-def test_groups_with_nan_and_infinity(launch: Any, norm: str, broken: float) -> None:
+def test_groups_with_nan_and_infinity(triton_launch: Any, norm: str, broken: float) -> None:
     for bits in (4, 16):
         quantizer = Buckets(bits=bits, size=64, norm=norm)
         x = normal(200)
         x[[70, 127, 199]] = broken
-        check_same(launch, quantizer, x, layout_of(quantizer, (200, 1)), count=2)
+        check_same(triton_launch, quantizer, x, layout_of(quantizer, (200, 1)), count=2)
 
 
-def test_floats_are_sent_as_they_are(launch: Any) -> None:
+def test_floats_are_sent_as_they_are(triton_launch: Any) -> None:
     quantizer = Buckets(bits=4, size=8, dense_vectors=True, dense_below=6)
     x = normal(38)
     x[:6] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 1e-45, LARGEST])
-    check_same(launch, quantizer, x, layout_of(quantizer, (11,), (3, 7), (1, 5), ()), count=2)
+    check_same(
+        triton_launch, quantizer, x, layout_of(quantizer, (11,), (3, 7), (1, 5), ()), count=2
+    )
 
 
 @pytest.mark.parametrize("key", [0, 2**31, 2**32 - 1, 2**63 - 1])
 @pytest.mark.parametrize("position", [2**31 - 3, 2**32 - 20, 2**33 + 5])
-def test_keys_and_positions_may_be_large(launch: Any, key: int, position: int) -> None:
+def test_keys_and_positions_may_be_large(triton_launch: Any, key: int, position: int) -> None:
     quantizer = Buckets(bits=4, size=64)
     layout = message_layout(spans([Slot((50, 1), position)], quantizer), 4)
-    check_same(launch, quantizer, normal(50), layout, key=key, modes=())
+    check_same(triton_launch, quantizer, normal(50), layout, key=key, modes=())
 
 
-def test_squares_are_added_in_the_same_order(launch: Any) -> None:
+def test_squares_are_added_in_the_same_order(triton_launch: Any) -> None:
     """2^54 + 1 is 2^54 in double: how many of the ones are lost depends on the order."""
     quantizer = PerTensor(bits=2)
     for length in (40, 513, 1500):
         x = torch.ones(length)
         x[0] = 2.0**27
-        check_same(launch, quantizer, x, layout_of(quantizer, (length, 1)), modes=())
+        check_same(triton_launch, quantizer, x, layout_of(quantizer, (length, 1)), modes=())
 
 
-def test_step_sizes_that_workers_agree_on(launch: Any) -> None:
+def test_step_sizes_that_workers_agree_on(triton_launch: Any) -> None:
     """A ring measures first, and encodes by the largest steps of all workers."""
     quantizer, levels = Buckets(bits=8, size=64), 42
     codec = Codec(quantizer, levels=levels, threads=1)
     layout, x = layout_of(quantizer, (100, 2), (9,)), normal(209)
     mine, theirs = Guarded(layout.size, 0), Guarded(layout.size, 0)
-    launch.measure(x, layout, levels, "max", mine.inside)
+    triton_launch.measure(x, layout, levels, "max", mine.inside)
     codec.measure(x, layout, theirs.inside)
     mine.check()
     assert torch.equal(mine.inside, theirs.inside)
@@ -191,22 +197,22 @@ def test_step_sizes_that_workers_agree_on(launch: Any) -> None:
     for message in (mine.inside, theirs.inside):
         message[: FLOAT * layout.steps] = steps.view(torch.uint8)
     codec.encode(x, layout, theirs.inside, KEY, measured=True)
-    launch.encode(
+    triton_launch.encode(
         x, layout, bits=8, levels=levels, norm="given", random=True, key=KEY, message=mine.inside
     )
     assert torch.equal(mine.inside, theirs.inside)
 
 
-def test_a_part_of_a_gradient_touches_nothing_else(launch: Any) -> None:
+def test_a_part_of_a_gradient_touches_nothing_else(triton_launch: Any) -> None:
     quantizer = Buckets(bits=3, size=8)
     slots = slots_of((30, 3), (70,), (90, 1))
     for layout in chunk_layouts(spans(slots, quantizer), quantizer, 3):
-        check_same(launch, quantizer, normal(250), layout, modes=("add",))
+        check_same(triton_launch, quantizer, normal(250), layout, modes=("add",))
 
 
-def test_an_empty_message_changes_nothing(launch: Any) -> None:
+def test_an_empty_message_changes_nothing(triton_launch: Any) -> None:
     layout, out = layout_of(Buckets(bits=4)), torch.ones(3)
-    check_same(launch, Buckets(bits=4), out, layout)
+    check_same(triton_launch, Buckets(bits=4), out, layout)
 
 
 @settings(max_examples=15)
@@ -218,7 +224,7 @@ def test_an_empty_message_changes_nothing(launch: Any) -> None:
     count=st.integers(1, 3),
 )
 def test_any_combination(
-    launch: Any,
+    triton_launch: Any,
     case: tuple[Quantizer, list[Slot], int],
     scale: float,
     special: list[tuple[int, float]],
@@ -231,7 +237,7 @@ def test_any_combination(
         if len(x):
             x[place % len(x)] = value
     layout = chunk_layouts(spans(slots, quantizer), quantizer, workers)[0]
-    check_same(launch, quantizer, x, layout, key=key, modes=("subtract",), count=count)
+    check_same(triton_launch, quantizer, x, layout, key=key, modes=("subtract",), count=count)
 
 
 # ---------------------------------------------------------------- codes do not overflow
@@ -261,11 +267,13 @@ def extremes(count: int) -> Tensor:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 8])
-def test_the_largest_dither_does_not_overflow_the_largest_value(launch: Any, bits: int) -> None:
+def test_the_largest_dither_does_not_overflow_the_largest_value(
+    triton_launch: Any, bits: int
+) -> None:
     weyl = torch.tensor(TOP_DITHER * reference.WEYL & reference.MASK)
     assert int(reference._mix(weyl, 0)) >> 11 == 2**21 - 1
     quantizer, layout, x = Buckets(bits=bits, size=8), overlaid(32, bits), extremes(32)
-    check_same(launch, quantizer, x, layout, key=0, modes=("set",))
+    check_same(triton_launch, quantizer, x, layout, key=0, modes=("set",))
     codec = Codec(quantizer, threads=1)
     message, out = torch.zeros(layout.size, dtype=torch.uint8), torch.zeros(len(x))
     codec.encode(x, layout, message, 0)
@@ -277,7 +285,7 @@ def test_the_largest_dither_does_not_overflow_the_largest_value(launch: Any, bit
 
 
 @pytest.mark.parametrize("bits", [2, 8])
-def test_an_inexact_step_does_not_overflow_a_code(launch: Any, bits: int) -> None:
+def test_an_inexact_step_does_not_overflow_a_code(triton_launch: Any, bits: int) -> None:
     """As if a device divided inexactly: steps that are two units in the last place too small."""
     quantizer, layout, x = Buckets(bits=bits, size=8), overlaid(32, bits), extremes(32)
     codec = Codec(quantizer, threads=1)
@@ -286,7 +294,7 @@ def test_an_inexact_step_does_not_overflow_a_code(launch: Any, bits: int) -> Non
     message[: 4 * layout.steps] = (steps_of(message, layout).view(torch.int32) - 2).view(
         torch.uint8
     )
-    for encode in (launch.encode, reference.encode):
+    for encode in (triton_launch.encode, reference.encode):
         encode(
             x,
             layout,
@@ -331,7 +339,7 @@ def results(quantizer: Quantizer) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", ["max-64", "vector"])
 def test_accelerators_take_the_triton_kernels(
-    launch: Any, on_gpu: pytest.MonkeyPatch, name: str
+    triton_launch: Any, on_gpu: pytest.MonkeyPatch, name: str
 ) -> None:
     quantizer = quantizers(4)[name]
     with pytest.MonkeyPatch.context() as patch:
@@ -340,7 +348,7 @@ def test_accelerators_take_the_triton_kernels(
         wanted = results(quantizer)
     kernel.triton_quantizer.cache_clear()
     on_gpu.setattr(devices, "supports_triton", lambda device: True)
-    on_gpu.setitem(sys.modules, LAUNCH, launch)
+    on_gpu.setitem(sys.modules, LAUNCH, triton_launch)
     on_gpu.setattr(reference, "encode", None)
     on_gpu.setattr(reference, "decode", None)
     assert all(map(torch.equal, results(quantizer), wanted))
