@@ -18,7 +18,7 @@ from dat.distributed import (
     ShardedExchange,
     choose,
 )
-from dat.train.engine import blocks_of
+from dat.train.activation_checkpointing import blocks_of
 from dat.train.part import Part
 from dat.train.sharding import Sharding
 
