@@ -454,7 +454,7 @@ def test_when_all_origins_fail_each_is_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     site.cuts = [-1]
     missing = archive((tmp_path / "none.tar.gz").as_uri())
-    with pytest.raises(ValueError, match="tiny could not be fetched") as caught:
+    with pytest.raises(ValueError, match="tiny could not be downloaded") as caught:
         fetch(tiny(archive(site.url), missing, PACKAGE), tmp_path / "cache")
     message = str(caught.value)
     assert f"{site.url}: HTTP 503" in message and "No such file" in message

@@ -141,7 +141,7 @@ def test_parts_of_different_sets_are_not_mixed(tmp_path: Path) -> None:
     second = write_shards(origin(40), tmp_path / "b", parts=2)
     first[1].rename(tmp_path / "gone")
     second[1].rename(first[1])
-    with pytest.raises(ValueError, match="belongs to another dataset than the other partitions"):
+    with pytest.raises(ValueError, match="belongs to a different dataset"):
         load(str(tmp_path / "a"))
 
 
@@ -179,7 +179,7 @@ def test_parts_of_another_seed_and_a_foreign_test_set_are_noticed(tmp_path: Path
     for name, other in (("part-2-of-2", "a"), ("test", "c")):
         shutil.rmtree(tmp_path / other / name)
         shutil.copytree(tmp_path / "b" / name, tmp_path / other / name)
-        with pytest.raises(ValueError, match=f"{name} belongs to another dataset"):
+        with pytest.raises(ValueError, match=f"{name} belongs to a different dataset"):
             load(str(tmp_path / other))
 
 

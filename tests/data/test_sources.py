@@ -313,7 +313,7 @@ def test_a_function_may_return_its_own_statistics(user_module: str) -> None:
             "mydata:pairs",
             "data.name = 'mydata:pairs': mydata has no function or class 'pairs'",
         ),
-        ("mydata:", "data.name = 'mydata:': write your own as package.module:name"),
+        ("mydata:", "data.name = 'mydata:': must have the form package.module:name"),
         ("mydata:junk", r"data.name = 'mydata:junk': must return \(train, test\)"),
         (":pair", "package.module:name"),
         ("digit", "data.name = 'digit': unknown: did you mean digits?"),

@@ -90,7 +90,7 @@ def test_training_on_a_stream(world: World) -> None:
 
 
 def test_what_needs_to_see_an_image_again_is_refused(world: World) -> None:
-    with pytest.raises(SettingError, match=r"the images of a stream do not come again"):
+    with pytest.raises(SettingError, match=r"a stream does not identify its images"):
         trainer(world, attack=PGD(steps=1, carry=True)).fit()
 
 

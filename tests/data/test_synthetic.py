@@ -41,14 +41,17 @@ def test_images_are_read_or_mapped(tmp_path: Path, memory: float) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no labels": ({"image": published()["image"]}, "contains image: needs the arrays image and"),
+    "no labels": (
+        {"image": published()["image"]},
+        "contains image, but needs the arrays image and",
+    ),
     "another size": (
         {"image": np.zeros((4, 9, 9, 3), np.uint8), "label": np.arange(4)},
-        r"its images are \(3, 9, 9\), the training set's \(3, 8, 8\)",
+        r"its images are \(3, 9, 9\), those of the training set \(3, 8, 8\)",
     ),
     "another dtype": (
         {"image": np.zeros((4, 8, 8, 3), np.float32), "label": np.arange(4)},
-        "its pixels are torch.float32, the training set's torch.uint8",
+        "its pixels are torch.float32, those of the training set torch.uint8",
     ),
     "too many classes": (
         {"image": np.zeros((5, 8, 8, 3), np.uint8), "label": np.arange(5)},

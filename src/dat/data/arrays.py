@@ -108,7 +108,7 @@ def _archive(path: Path, memory: float) -> dict[str, Mapped | Array]:
     if not path.is_file():
         raise ValueError("no such file")
     if not zipfile.is_zipfile(path):
-        raise ValueError("not an .npz file; make one with numpy.savez")
+        raise ValueError("not an .npz file; create one with numpy.savez")
     with zipfile.ZipFile(path) as archive:
         available = set(archive.namelist())
         missing = [name for name in ARRAYS if f"{name}.npy" not in available]

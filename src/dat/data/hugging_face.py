@@ -87,7 +87,7 @@ def list_hub(name: str, test_share: float) -> tuple[Listing, Listing]:
         import datasets
     except ImportError:
         raise ValueError(
-            f"data.name = {name}: needs the package datasets: pip install 'dat-robust[hf]'"
+            f"data.name = {name}: needs datasets; run: pip install 'dat-robust[hf]'"
         ) from None
     try:
         splits = datasets.load_dataset(name.removeprefix(PREFIX))
@@ -95,7 +95,9 @@ def list_hub(name: str, test_share: float) -> tuple[Listing, Listing]:
         reason = " ".join(str(error).split())
         raise ValueError(f"data.name = {name}: cannot be loaded ({reason})") from None
     if "train" not in splits:
-        raise ValueError(f"data.name = {name}: has the splits {', '.join(splits)}, but no train")
+        raise ValueError(
+            f"data.name = {name}: has the splits {', '.join(splits)}, but no train split"
+        )
     try:
         train = listing_of(splits["train"])
         test = next((splits[split] for split in TESTS if split in splits), None)

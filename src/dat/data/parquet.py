@@ -121,5 +121,7 @@ def _arrow() -> Any:
     try:
         from pyarrow import parquet
     except ImportError:
-        raise ValueError("Parquet files need pyarrow: pip install 'dat-robust[parquet]'") from None
+        raise ValueError(
+            "Parquet files need pyarrow; run: pip install 'dat-robust[parquet]'"
+        ) from None
     return parquet

@@ -130,8 +130,8 @@ class Pictures(LazyImages):
             height, width = self.size
             if self.exact and picture.size != (width, height):
                 raise SizeMismatch(
-                    f"is {picture.width} x {picture.height} pixels, others are {width} x {height}: "
-                    "set data.size to the side length in pixels to scale them to"
+                    f"is {picture.width} x {picture.height} pixels, others are {width} x {height}; "
+                    "set data.size to the side length in pixels that they are scaled to"
                 )
             crop = _center_crop if uniform is None else _random_crop(uniform)
             box = crop(picture.width, picture.height, self)

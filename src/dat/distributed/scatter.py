@@ -129,8 +129,8 @@ class Scattering(_Counted):
             self._own_layout = _shifted(self._layouts[rank], -rank * len(out))
         if sum(self._padded_lengths(workers)) != len(out):
             raise ValueError(
-                "comm.shard: some parameter has no part in the loss, so the gradient cannot be "
-                "quantized; use it, or freeze it with requires_grad_(False)"
+                "comm.shard: a parameter does not contribute to the loss, so the gradient cannot "
+                "be quantized; use the parameter, or freeze it with requires_grad_(False)"
             )
         codec, key = Codec(self._quantizer), self._key()
         size = max(layout.size for layout in self._layouts)

@@ -148,7 +148,10 @@ class ATTA(InnerMaximization):
 
     def allocate(self, sources: Sequence[BatchSource], device: torch.device) -> None:
         if any(isinstance(source, StreamSource) for source in sources):
-            raise SettingError("attack.carry = true: the images of a stream do not come again")
+            raise SettingError(
+                "attack.carry = true: a stream does not identify its images; use a map-style "
+                "dataset, or attack.carry false"
+            )
         self.store = PerturbationStore.of(sources, self.threat, device, self.attack.reset)
 
     def _attack(

@@ -36,8 +36,8 @@ class LossScaling(Option):
 
     initial: float = setting(
         2.0**16,
-        "with compute.precision float16, the scale of the loss at first; a power of two changes "
-        "no digit of the gradient",
+        "initial loss scale with compute.precision float16; a power of two changes no digit of "
+        "the gradient",
         ge=1,
         key="loss_scale",
     )

@@ -31,7 +31,7 @@ class Protocol(Settings):
 
     def sharding_conflict(self) -> str:
         """Why it cannot sum the gradients of a sharded model, and what to set."""
-        return "its gradients are shared out, not sent to all; use protocol.name default"
+        return "it cannot reduce-scatter gradients; use protocol.name default"
 
     def settle(self, world: World) -> Self:
         """The same protocol, completed by what only these workers know; all of them call it."""
