@@ -25,7 +25,7 @@ def make(workers: int, place: int, mix: Mix, *, labelled: int = 48, rest: int = 
         images(labelled),
         images(rest, start=500).without_labels(),
         mix,
-        PartitionPlan(batch=24, parts=6, workers=workers, place=place, seed=0),
+        PartitionPlan(batch=24, parts=6, workers=workers, rank=place, seed=0),
     )
 
 

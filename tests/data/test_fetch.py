@@ -357,7 +357,7 @@ def test_a_full_disk_is_said_and_nothing_stays(site: Site, tmp_path: Path, carri
     published = tiny(archive(site.url))
     (printed,) = in_processes(1, published, cache, 20_000, source=source if carried else None)
     assert printed == (
-        f"ValueError: {cache}: no space left for tiny, which needs 0.2 MB while it is fetched; "
+        f"ValueError: {cache}: no space left for tiny, which needs 0.2 MB during the download; "
         "free some space, or set DAT_DATA to a folder on another disk"
     )
     assert left(cache) == []

@@ -26,9 +26,7 @@ def pictures(root: Path) -> ImageData:
 
 
 def drawing(data: ImageData, loaders: int, *, crops: bool = True) -> Batches:
-    dealing = PartitionPlan(
-        batch=6, workers=1, place=0, seed=5, loaders=loaders, random_crops=crops
-    )
+    dealing = PartitionPlan(batch=6, workers=1, rank=0, seed=5, loaders=loaders, random_crops=crops)
     return make_batches(data, None, Mix(), dealing)
 
 

@@ -118,9 +118,9 @@ def test_the_objective_is_equation_2(weigh_by: str) -> None:
         x = torch.cat([data.tensor().double() for data in datasets])
         objective = F.cross_entropy(model(x), torch.cat([data.labels for data in datasets]))
     expected = gradient(model, objective)
-    given_ = PartitionPlan(batch=36 // 2, workers=1, place=0, seed=0)
+    given_ = PartitionPlan(batch=36 // 2, workers=1, rank=0, seed=0)
     with pytest.raises(ValueError, match=r"train\.batch = 36: there are only 22"):
-        make_batches(parts, None, Mix(), PartitionPlan(batch=36, workers=1, place=0, seed=0))
+        make_batches(parts, None, Mix(), PartitionPlan(batch=36, workers=1, rank=0, seed=0))
     made = make_batches(parts, None, Mix(), given_)
     total = torch.zeros_like(expected)
     for epoch in range(2):  # 6 a part and step: after two, 12
@@ -189,5 +189,5 @@ def test_parts_must_agree() -> None:
             unequal(9, 9, 9),
             None,
             Mix(),
-            PartitionPlan(batch=6, workers=1, place=0, seed=0, parts=2),
+            PartitionPlan(batch=6, workers=1, rank=0, seed=0, parts=2),
         )

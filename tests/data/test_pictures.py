@@ -77,10 +77,10 @@ def test_random_crops_are_by_the_sample_and_within_their_bounds(tmp_path: Path) 
     later, _ = splits(tmp_path, size=16, memory=0)
     assert isinstance(later.images, Pictures)
     rows = torch.arange(12)
-    whole = later.images.at_random(rows, Streams(7, rows))
-    half = later.images.at_random(rows[6:], Streams(7, rows[6:]))
+    whole = later.images.read_random(rows, Streams(7, rows))
+    half = later.images.read_random(rows[6:], Streams(7, rows[6:]))
     assert torch.equal(whole[6:], half)
-    assert not torch.equal(whole, later.images.at_random(rows, Streams(8, rows)))
+    assert not torch.equal(whole, later.images.read_random(rows, Streams(8, rows)))
     boxes = _boxes(later.images)
     areas = [(right - left) * (down - up) / 4800 for left, up, right, down in boxes]
     ratios = [(right - left) / (down - up) for left, up, right, down in boxes]

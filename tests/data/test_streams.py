@@ -37,7 +37,7 @@ class Pairs(IterableDataset[Any]):
 def sources(workers: int, batch: int = 8, stream: Stream | None = None) -> list[StreamSource]:
     stream = stream or Stream(Pairs(), images=40, classes=10)
     places = range(workers)
-    return [StreamSource.of_stream(stream, batch, workers=workers, place=place) for place in places]
+    return [StreamSource.of_stream(stream, batch, workers=workers, rank=place) for place in places]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

@@ -70,12 +70,12 @@ def test_unsuitable_files_are_refused(tmp_path: Path, case: str) -> None:
 def test_their_share_of_a_batch_and_the_length_of_an_epoch(tmp_path: Path) -> None:
     data = load_synthetic(write(tmp_path / "1m.npz", **published()), LIKE)
     mix = Mix(share=0.7, epoch_by="original", name="synthetic")
-    made = make_batches(LIKE, data, mix, PartitionPlan(batch=20, workers=1, place=0, seed=0))
+    made = make_batches(LIKE, data, mix, PartitionPlan(batch=20, workers=1, rank=0, seed=0))
     assert made.steps == 60 // 20
     for epoch, step in ((0, 0), (0, 2), (40, 1)):
         batch = made.draw(epoch, step, torch.device("cpu"))
         assert (batch.numbers >= len(LIKE)).sum() == 14
         assert batch.weight.unique().tolist() == [1.0]
-    plan, mix = PartitionPlan(batch=20, workers=1, place=0, seed=0), replace(mix, share=0.01)
+    plan, mix = PartitionPlan(batch=20, workers=1, rank=0, seed=0), replace(mix, share=0.01)
     with pytest.raises(ValueError, match=r"data.synthetic_share = 0.01: leaves 20 labelled and 0"):
         make_batches(LIKE, data, mix, plan)

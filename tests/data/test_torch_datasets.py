@@ -115,12 +115,12 @@ def test_random_transforms_depend_on_the_image_and_the_stream_alone() -> None:
     """Neither the order of reading nor the global generators matter."""
     images = DatasetImages(Pairs(noisy))
     rows = torch.tensor([3, 7, 1])
-    first = images.at_random(rows, Streams.of(0, "a", index=rows))
+    first = images.read_random(rows, Streams.of(0, "a", index=rows))
     torch.manual_seed(99)
     random.seed(99)
-    again = images.at_random(rows.flip(0), Streams.of(0, "a", index=rows.flip(0))).flip(0)
+    again = images.read_random(rows.flip(0), Streams.of(0, "a", index=rows.flip(0))).flip(0)
     assert torch.equal(first, again)
-    other = images.at_random(rows, Streams.of(0, "b", index=rows))
+    other = images.read_random(rows, Streams.of(0, "b", index=rows))
     assert not torch.equal(first, other)
     assert torch.equal(images[rows], images.take(rows)[torch.arange(3)])  # as for evaluation
 

@@ -42,7 +42,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "train/atta.py:PerturbationStore.restore",
         "train/free.py:FreeReplay.load_worker_state",
         "train/resharding.py:reshard",
-        "train/trainer.py:Trainer._rehearse",
+        "train/trainer.py:Trainer._warm_up",
     ),
     "the simulated device is there, is alone, has no TF32, and is never out of memory": (
         "core/devices.py:_is_bound",

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from dat.kernels.convolve import (
     NativeConv2d,
-    Ways,
+    NativePasses,
     available,
     convolve,
-    faster,
     input_gradient,
+    native_convolutions,
+    native_passes,
     use_native_convolutions,
-    ways,
     weight_gradient,
 )
 
@@ -162,11 +162,11 @@ def ready(images: int) -> tuple[nn.Sequential, Tensor]:
 
 def test_a_network_learns_the_same() -> None:
     net, x = ready(40)
-    convolutions = [layer for layer in net if ways(layer) != Ways()]
-    assert [ways(layer).winograd for layer in convolutions] == [False, False, True]
+    convolutions = [layer for layer in net if native_passes(layer) != NativePasses()]
+    assert [native_passes(layer).winograd for layer in convolutions] == [False, False, True]
     values = [x, *net.parameters()]
     expected = torch.autograd.grad(net(x).square().sum(), values)
-    with faster(convolutions):
+    with native_convolutions(convolutions):
         loss = net(x).square().sum()
     assert "forward" not in vars(convolutions[0])
     actual = torch.autograd.grad(loss, values)
@@ -178,7 +178,7 @@ def test_a_network_learns_the_same() -> None:
 def test_a_gradient_is_laid_out_as_its_weights() -> None:
     """Otherwise DDP copies it, with a warning."""
     layer = last(nn.Conv2d(1, 16, 4, stride=2, padding=1))
-    with faster([layer]):
+    with native_convolutions([layer]):
         layer(numbers(40, 1, 8, 8)).sum().backward()
     assert isinstance(layer, nn.Conv2d) and layer.weight.grad is not None
     assert layer.weight.grad.stride() == layer.weight.stride()
@@ -193,7 +193,7 @@ def test_second_derivatives() -> None:
         return torch.autograd.grad(first.square().sum(), list(net.parameters()), allow_unused=True)
 
     expected = derivatives()
-    with faster(layer for layer in net if ways(layer) != Ways()):
+    with native_convolutions(layer for layer in net if native_passes(layer) != NativePasses()):
         mine = derivatives()
     for one, other in zip(mine, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -230,5 +230,5 @@ def test_a_frozen_network_is_changed_for_good() -> None:
     ids=str,
 )
 def test_others_are_left_to_torch(layer: nn.Module) -> None:
-    assert ways(last(nn.Conv2d(8, 16, 3))).weight
-    assert ways(last(layer)) == Ways()
+    assert native_passes(last(nn.Conv2d(8, 16, 3))).weight
+    assert native_passes(last(layer)) == NativePasses()

@@ -639,7 +639,7 @@ def test_without_the_kernel_the_same_bytes_are_sent(
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """The kernel is looked for again, in this test and after it."""
-    monkeypatch.delenv(kernel.AVOID, raising=False)
+    monkeypatch.delenv(kernel.DISABLE_VARIABLE, raising=False)
     library.cache_clear()
     yield monkeypatch
     library.cache_clear()
@@ -673,11 +673,11 @@ def test_a_kernel_that_cannot_be_loaded_is_told_with_the_reason(
 
 
 def test_who_does_not_want_the_kernel_is_not_told(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setenv(kernel.AVOID, "1")
+    fresh.setenv(kernel.DISABLE_VARIABLE, "1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert library() is None
-    assert kernel.AVOID == "DAT_NO_KERNEL"
+    assert kernel.DISABLE_VARIABLE == "DAT_NO_KERNEL"
 
 
 def test_the_kernel_is_looked_for_once(fresh: pytest.MonkeyPatch) -> None:

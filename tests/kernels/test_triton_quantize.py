@@ -308,7 +308,7 @@ def test_an_inexact_step_does_not_overflow_a_code(launch: Any, bits: int) -> Non
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """The CPU passes for an accelerator."""
-    monkeypatch.delenv(kernel.AVOID, raising=False)
+    monkeypatch.delenv(kernel.DISABLE_VARIABLE, raising=False)
     kernel.triton_quantizer.cache_clear()
     monkeypatch.setattr(devices, "is_accelerator", lambda device: True)
     yield monkeypatch
@@ -373,7 +373,7 @@ def test_other_workers_are_silent(on_gpu: pytest.MonkeyPatch) -> None:
 
 
 def test_who_does_not_want_the_kernels_is_not_told(on_gpu: pytest.MonkeyPatch) -> None:
-    on_gpu.setenv(kernel.AVOID, "1")
+    on_gpu.setenv(kernel.DISABLE_VARIABLE, "1")
     assert kernel.triton_quantizer(torch.device("cpu")) is None
 
 

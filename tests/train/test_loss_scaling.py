@@ -280,7 +280,7 @@ def everything(made: Trainer) -> dict[str, Any]:
         {
             "model": made.model.state_dict(),
             "optimizer": worker.optimizer.state_dict()["state"],
-            "memories": [memory.left for memory in worker.exchange.memories],
+            "memories": [memory.residual for memory in worker.exchange.memories],
             "ema": made.models()["ema-"].state_dict(),
             "updates": made.updates,
             "taken": made.tally.taken,
@@ -343,7 +343,7 @@ def test_the_exchange_sends_and_remembers_the_unscaled_gradient(world: World) ->
             batch = worker.draw(0, step)
             exchange.begin(0, step)
             worker.backward(worker.forward(batch, batch.x), batch)
-        memories = [memory.left for memory in exchange.memories]
+        memories = [memory.residual for memory in exchange.memories]
         assert memories[0].any()
         return [*memories, *(p.grad for p in made.model.parameters() if p.grad is not None)]
 

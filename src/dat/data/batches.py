@@ -13,7 +13,7 @@ from torch import Tensor
 from dat.core import devices
 from dat.core.rng import Streams, derive
 from dat.data.images import ImageData
-from dat.data.lazy_images import LazyImages, at_random, read
+from dat.data.lazy_images import LazyImages, read, read_random
 from dat.data.loader import Loader
 from dat.data.local import Partitions
 from dat.data.partitions import PartitionSampler
@@ -55,7 +55,7 @@ class BatchSource:
     data: ImageData
     """With the images' indices in the whole dataset."""
     sampler: PartitionSampler
-    place: int
+    rank: int
     """The worker's rank in the sampler."""
     weight: float = 1.0
     offset: int = 0
@@ -65,12 +65,12 @@ class BatchSource:
     None: nothing is."""
 
     @classmethod
-    def of(cls, data: ImageData | Partitions, sampler: PartitionSampler, place: int) -> BatchSource:
+    def of(cls, data: ImageData | Partitions, sampler: PartitionSampler, rank: int) -> BatchSource:
         """The share of the worker with that rank."""
         if isinstance(data, Partitions):
-            return cls(data.collect(sampler, place), sampler, place)
-        owned = sampler.owned(place)
-        return cls(replace(data.take(owned), numbers=owned), sampler, place)
+            return cls(data.collect(sampler, rank), sampler, rank)
+        owned = sampler.owned(rank)
+        return cls(replace(data.take(owned), numbers=owned), sampler, rank)
 
     def read(self, number: int) -> RawBatch:
         """The worker's share of batch `number`, which counts on across epochs."""
@@ -78,7 +78,7 @@ class BatchSource:
 
     def drawn(self, number: int, *, shift: int = 0) -> Tensor:
         """The samples of the worker's share of a batch, or those `shift` places further on."""
-        return self.sampler.draw(*divmod(number, self.sampler.steps), self.place, shift=shift)
+        return self.sampler.draw(*divmod(number, self.sampler.steps), self.rank, shift=shift)
 
     def read_samples(self, number: int, index: Tensor) -> RawBatch:
         """Samples of a batch."""
@@ -88,7 +88,7 @@ class BatchSource:
         if self.crops is None:
             x = read(images, rows)
         else:
-            x = at_random(images, rows, Streams(derive(self.crops, "crop", number), index))
+            x = read_random(images, rows, Streams(derive(self.crops, "crop", number), index))
         scale = torch.full((len(index),), self.weight)
         weight = scale if weight is None else scale * weight
         return RawBatch(x, self.data.labels[rows], index + self.offset, weight)

@@ -49,20 +49,20 @@ class Stream:
     def __len__(self) -> int:
         return self.images
 
-    def share(self, place: int, workers: int) -> Iterator[tuple[Any, Any]]:
+    def share(self, rank: int, workers: int) -> Iterator[tuple[Any, Any]]:
         """The pairs of one worker, without end."""
         while True:
             empty = True
-            for pair in self._once(place, workers):
+            for pair in self._once(rank, workers):
                 empty = False
                 yield pair
             if empty:
                 raise ValueError("the stream is empty")
 
-    def _once(self, place: int, workers: int) -> Iterable[tuple[Any, Any]]:
+    def _once(self, rank: int, workers: int) -> Iterable[tuple[Any, Any]]:
         if callable(self.pairs) and not isinstance(self.pairs, Iterable):
-            return self.pairs(place, workers)
-        return islice(self.pairs, place, None, workers)
+            return self.pairs(rank, workers)
+        return islice(self.pairs, rank, None, workers)
 
 
 class StreamSampler(PartitionSampler):
@@ -89,18 +89,18 @@ class StreamSource(BatchSource):
     """The rest of the share, by the number of the next batch."""
 
     @classmethod
-    def of_stream(cls, stream: Stream, batch: int, *, workers: int, place: int) -> StreamSource:
+    def of_stream(cls, stream: Stream, batch: int, *, workers: int, rank: int) -> StreamSource:
         """The share of the worker with that rank."""
         x, y = _pixels_and_labels(list(islice(stream.share(0, 1), PROBED)), 0, stream.classes)
         data = ImageData.of(x, y, classes=stream.classes)
         sampler = StreamSampler(len(stream), batch, workers=workers)
-        return cls(data=data, sampler=sampler, place=place, stream=stream)
+        return cls(data=data, sampler=sampler, rank=rank, stream=stream)
 
     def read(self, number: int) -> RawBatch:
-        numbers = self.sampler.draw(*divmod(number, self.sampler.steps), self.place)
+        numbers = self.sampler.draw(*divmod(number, self.sampler.steps), self.rank)
         reader = self._reader.pop(number, None)
         if reader is None:  # the first batch, or one out of turn, as after a resume
-            share = self.stream.share(self.place, self.sampler.workers)
+            share = self.stream.share(self.rank, self.sampler.workers)
             reader = islice(share, self._read_before(number), None)
         pairs = list(islice(reader, len(numbers)))
         self._reader.clear()
@@ -110,7 +110,7 @@ class StreamSource(BatchSource):
 
     def _read_before(self, number: int) -> int:
         """Images of this worker in all batches before this one, which are alike."""
-        return number * len(self.sampler.draw(0, 0, self.place))
+        return number * len(self.sampler.draw(0, 0, self.rank))
 
 
 def _pixels_and_labels(

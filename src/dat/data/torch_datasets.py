@@ -86,7 +86,7 @@ class DatasetImages(LazyImages):
     def __getitem__(self, rows: Tensor) -> Tensor:
         return self._read(rows, Streams.of(0, "dataset", index=rows))
 
-    def at_random(self, rows: Tensor, draws: Streams) -> Tensor:
+    def read_random(self, rows: Tensor, draws: Streams) -> Tensor:
         return self._read(rows, draws)
 
     def take(self, rows: Tensor) -> LazyImages:

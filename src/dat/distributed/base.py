@@ -63,17 +63,17 @@ class BaseExchange(ABC):
     def reset_error_feedback(self) -> None:
         """Set the quantization errors to zero, e.g. after the weights were replaced."""
         for memory in self.memories:
-            memory.left.zero_()
+            memory.residual.zero_()
 
     @contextmanager
     def without_error_feedback(self) -> Iterator[None]:
         """Exchange gradients that are not an update's: without the error feedback of the updates,
         and without changing it."""
-        saved = [memory.left.clone() for memory in self.memories]
+        saved = [memory.residual.clone() for memory in self.memories]
         self.reset_error_feedback()
         yield
-        for memory, left in zip(self.memories, saved, strict=True):
-            memory.left.copy_(left)
+        for memory, residual in zip(self.memories, saved, strict=True):
+            memory.residual.copy_(residual)
 
     def unscale(self, gradient: Tensor) -> None:
         """Divide this worker's own gradient by the loss scale, before it is quantized or sent. So

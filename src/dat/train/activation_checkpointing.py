@@ -59,7 +59,7 @@ def recomputed(block: nn.Module, convolutions: tuple[nn.Module, ...]) -> Iterato
         for norm in tracking:
             norm.momentum = 0.0
         try:
-            with convolve.faster(convolutions):
+            with convolve.native_convolutions(convolutions):
                 yield
         finally:
             _set_forward(norms, current)

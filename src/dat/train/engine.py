@@ -168,13 +168,13 @@ class Engine:
         worker, because something other than weights has changed since it was traced."""
         if not self.compute.fold or self.x is None:
             return self
-        same = torch.tensor([self._copy_is_alike()], dtype=torch.int32)
+        same = torch.tensor([self._copy_matches()], dtype=torch.int32)
         if bool(world.gather(same).all()) or self.folded is None:
             return self
         note = "folded copy dropped: its outputs differ from the model's"
         return replace(self, folded=None, notes=(*self.notes, note))
 
-    def _copy_is_alike(self) -> bool:
+    def _copy_matches(self) -> bool:
         """Compared without TF32, whose rounding would hide what matters."""
         if self.folded is None or self.x is None:
             return False
@@ -219,7 +219,7 @@ class Engine:
             if self.compiled is not None:
                 self.model.forward = self.compiled
                 stack.callback(delattr, self.model, "forward")
-            stack.enter_context(convolve.faster(self.convolutions))
+            stack.enter_context(convolve.native_convolutions(self.convolutions))
             for block in self.blocks:
                 within = set(block.modules()) & set(self.convolutions)
                 stack.enter_context(recomputed(block, tuple(within)))
@@ -283,4 +283,8 @@ def _corrupts(layer: nn.Conv2d) -> bool:
 def _convolutions(model: nn.Module, compute: Compute) -> tuple[nn.Module, ...]:
     if not compute.kernels or compute.precision != "float32" or compute.compile_update:
         return ()
-    return tuple(layer for layer in model.modules() if convolve.ways(layer) != convolve.Ways())
+    return tuple(
+        layer
+        for layer in model.modules()
+        if convolve.native_passes(layer) != convolve.NativePasses()
+    )

@@ -79,8 +79,8 @@ class ErrorFeedback(Part):
 
     def worker_state(self) -> dict[str, Tensor]:
         memories = enumerate(self.exchange.memories)
-        return {f"{PREFIX}{number}": memory.left for number, memory in memories}
+        return {f"{PREFIX}{number}": memory.residual for number, memory in memories}
 
     def load_worker_state(self, state: Mapping[str, Tensor]) -> None:
         for number, memory in enumerate(self.exchange.memories):
-            memory.left.copy_(state[f"{PREFIX}{number}"])
+            memory.residual.copy_(state[f"{PREFIX}{number}"])

@@ -98,7 +98,7 @@ class LossScale(Part):
     def _changed_by_passes(self) -> list[Tensor]:
         """What a step changes before the optimizer does: batch norm statistics, error feedback."""
         memories = self.trainer.worker.exchange.memories
-        return [*self.trainer.model.buffers(), *(memory.left for memory in memories)]
+        return [*self.trainer.model.buffers(), *(memory.residual for memory in memories)]
 
     def _back_off(self, error: NotFinite) -> None:
         option = self.option
@@ -123,7 +123,7 @@ class LossScale(Part):
         self.since = 0
 
     def on_epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
-        end.figures |= {"loss_scale": self.scale, "skipped_steps": self.skipped_in_epoch}
+        end.metrics |= {"loss_scale": self.scale, "skipped_steps": self.skipped_in_epoch}
 
     def warnings(self, trainer: Trainer) -> list[str]:
         if not self.skipped:

@@ -33,7 +33,7 @@ class Protocol(Settings):
         """Why it cannot sum the gradients of a sharded model, and what to set."""
         return "it cannot reduce-scatter gradients; use protocol.name default"
 
-    def settle(self, world: World) -> Self:
+    def resolve(self, world: World) -> Self:
         """The same protocol, completed by what only these workers know; all of them call it."""
         return self
 

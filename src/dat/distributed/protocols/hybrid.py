@@ -45,7 +45,7 @@ class Hybrid(Protocol):
                 f"protocol.inside = {self.inside}: must divide the number of workers, {workers}"
             )
 
-    def settle(self, world: World) -> Self:
+    def resolve(self, world: World) -> Self:
         return self if self.inside is not None else replace(self, inside=world.workers_per_node())
 
     def sender(self, rank: int) -> int:
