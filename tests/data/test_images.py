@@ -96,7 +96,7 @@ def test_pixels_out_of_range_are_refused(value: float, shown: str) -> None:
     with pytest.raises(ValueError, match=f"image 1 has pixels {shown}: must be in") as error:
         ImageData.of(with_pixel(value), labels())
     assert "(1 invalid in total)" in str(error.value)
-    assert "leave normalisation to the model" in str(error.value)
+    assert "leave normalization to the model" in str(error.value)
 
 
 @pytest.mark.parametrize(

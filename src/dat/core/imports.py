@@ -71,11 +71,11 @@ def _defined_in(module_name: str, value: object) -> bool:
 
 
 DISTRIBUTION, FOREIGN = "dat-robust", "dat"
-"""On the package index, `dat` is an unrelated project whose files have the same place as ours."""
+"""`dat` on the package index is an unrelated project that installs files at the same paths."""
 
 
 def name_clash() -> str:
-    """What to do about an unrelated `dat` that is installed beside us; empty if there is none."""
+    """What to do if the unrelated package `dat` is installed as well; empty if it is not."""
     from importlib import metadata
 
     try:

@@ -61,8 +61,8 @@ class BatchSource:
     offset: int = 0
     """Global index of the dataset's first image."""
     crops: int | None = None
-    """Seed of what is random about reading images: crops of pictures, a dataset's own transforms;
-    None: nothing is."""
+    """Seed of random reads: crops of pictures, a dataset's own transforms; None: reads are not
+    random."""
 
     @classmethod
     def of(cls, data: ImageData | Partitions, sampler: PartitionSampler, rank: int) -> BatchSource:
@@ -77,7 +77,7 @@ class BatchSource:
         return self.read_samples(number, self.drawn(number))
 
     def drawn(self, number: int, *, shift: int = 0) -> Tensor:
-        """The samples of the worker's share of a batch, or those `shift` places further on."""
+        """The samples of the worker's share of a batch, or those `shift` positions further on."""
         return self.sampler.draw(*divmod(number, self.sampler.steps), self.rank, shift=shift)
 
     def read_samples(self, number: int, index: Tensor) -> RawBatch:
@@ -102,7 +102,7 @@ class Batches:
     steps: int
     """Batches per epoch."""
     loaders: int = 0
-    """Processes that decode pictures; 0: this one does."""
+    """Number of processes that decode pictures; 0: this process decodes them."""
     _loader: list[Loader[RawBatch]] = field(default_factory=list)
 
     @property

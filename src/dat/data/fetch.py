@@ -1,4 +1,4 @@
-"""Fetch a standard dataset into the cache: complete, verified, and only once.
+"""Download a standard dataset into the cache: complete, verified, and only once.
 
     <cache>/cifar10/        x_train.npy, y_train.npy, x_test.npy, y_test.npy, manifest.json
     <cache>/.cifar10.part/  an interrupted download, which the next attempt resumes
@@ -78,7 +78,7 @@ def fetch(
 
 
 def verify(name: str | Published, cache: Path | None = None) -> None:
-    """Check that every array of a cached dataset is what was fetched."""
+    """Verify the digest of every array of a cached dataset."""
     published, cache = find(name), cache or cache_folder()
     manifest = _manifest(published, cache)
     if manifest is None:

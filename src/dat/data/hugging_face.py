@@ -1,7 +1,7 @@
-"""Data sets of the Hugging Face hub: `data.name: hf/cifar10`, or an object of their library.
+"""Datasets of the Hugging Face Hub: `data.name: hf/cifar10`, or a `datasets.Dataset`.
 
-Needs `datasets` (pip install 'dat-robust[hf]'), which downloads and caches; no code of a data set
-is run.
+Needs `datasets` (pip install 'dat-robust[hf]'), which downloads and caches; no code of a dataset is
+executed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def listing_of(table: Any) -> Listing:
 
 
 def list_hub(name: str, test_share: float) -> tuple[Listing, Listing]:
-    """Training and test pictures of a data set of the hub."""
+    """Training and test pictures of a dataset on the hub."""
     try:
         import datasets
     except ImportError:

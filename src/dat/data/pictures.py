@@ -103,7 +103,7 @@ class Pictures(LazyImages):
         return images
 
     def read_random(self, rows: Tensor, draws: Streams) -> Tensor:
-        """The inception crop: a random region of each picture, scaled to `size`; one thread."""
+        """The Inception crop: a random region of each picture, scaled to `size`; one thread."""
         uniform = draws.uniform(torch.Size((len(rows), TRIES, 4)), torch.float64).numpy()
         images = [self.decode(row, uniform[i]) for i, row in enumerate(rows.tolist())]
         return torch.stack(images)

@@ -22,10 +22,10 @@ class Mix:
     weight: float = 1.0
     """Weight of an unlabelled image relative to a labelled one."""
     epoch_by: str = "labelled"
-    """Whose number defines an epoch: `labelled`, `unlabelled` or `both`; `original`: as many images
-    of either kind as there are labelled ones."""
+    """Which images define the length of an epoch: `labelled`, `unlabelled` or `both`; `original`:
+    as many images of either kind as there are labelled ones."""
     name: str = "unlabelled"
-    """The settings of the share begin with it."""
+    """Prefix of its settings, as in `data.NAME_share`."""
 
 
 @dataclass(frozen=True)

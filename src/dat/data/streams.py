@@ -1,6 +1,6 @@
 """Streams of images: iterable-style datasets, which cannot be indexed.
 
-A stream promises less than a dataset. Which worker gets which images depends on the number of
+A stream guarantees less than a dataset. Which worker gets which images depends on the number of
 workers; a resumed run reads the images of the finished steps again and drops them; and it sees the
 same images only if the stream returns them in the same order.
 """
@@ -31,7 +31,7 @@ class Stream:
     """A stream of (image, label) pairs to train on: an iterable, such as torch's `IterableDataset`
     or a WebDataset pipeline.
 
-    Of an iterable, worker i of M takes every M-th pair, and drops the others. To have each worker
+    From an iterable, worker i of M takes every M-th pair, and drops the others. To have each worker
     read its own files, give a function instead, which gets (i, M) and returns an iterable.
     """
 
@@ -50,7 +50,7 @@ class Stream:
         return self.images
 
     def share(self, rank: int, workers: int) -> Iterator[tuple[Any, Any]]:
-        """The pairs of one worker, without end."""
+        """An endless iterator over one worker's pairs."""
         while True:
             empty = True
             for pair in self._once(rank, workers):
@@ -72,7 +72,7 @@ class StreamSampler(PartitionSampler):
         super().__init__([images], batch, workers=workers, seed=0)
 
     def owned(self, rank: int) -> Tensor:
-        """Nobody owns an image in advance."""
+        """No worker owns images in advance."""
         return torch.empty(0, dtype=torch.int64)
 
     def partition_batch(self, epoch: int, step: int, partition: int) -> Indices:
@@ -109,7 +109,7 @@ class StreamSource(BatchSource):
         return RawBatch(x, y, numbers, torch.full((len(numbers),), self.weight))
 
     def _read_before(self, number: int) -> int:
-        """Images of this worker in all batches before this one, which are alike."""
+        """Number of images this worker drew for the previous batches, which have equal sizes."""
         return number * len(self.sampler.draw(0, 0, self.rank))
 
 

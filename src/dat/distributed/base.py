@@ -120,7 +120,7 @@ class BaseExchange(ABC):
     def all_gather_stats(self, stats: Tensor, weight: int | None = None) -> Callable[[], Tensor]:
         """Start an all-gather of this worker's `stats` (a few numbers), after a forward pass.
 
-        The running statistics of batch normalisation are sent along and averaged, so that replicas
+        The running statistics of batch normalization are sent along and averaged, so that replicas
         stay identical; `stats[weight]` is each worker's number of images, which weights them. Call
         the returned function after the backward pass: it waits and returns the `stats` of all
         workers, one row per rank.

@@ -1,5 +1,5 @@
-"""What the routes of all protocols have in common. A route takes one bucket of the gradient through
-an exchange: it encodes, calls the collectives, adds up and decodes.
+"""The base class of all protocols' routes. A route takes one bucket of the gradient through an
+exchange: it encodes, calls the collectives, adds up and decodes.
 
 An exchange has two stages: what the workers have is collected, and the sum is spread. On CPUs each
 stage has a thread and a process group of its own, so that one bucket is spread while the next is

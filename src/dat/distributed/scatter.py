@@ -28,8 +28,8 @@ from dat.kernels.quantize.layout import MessageLayout
 
 
 class _CountedCollective:
-    """A collective that makes entries in the ledger. On the CPU torch waits for each one, so that
-    all of its time is exposed."""
+    """A collective that the ledger counts. On the CPU torch waits for each one, so that all of its
+    time is exposed."""
 
     def __init__(self, ledger: Ledger, *, crosses_nodes: bool) -> None:
         """`crosses_nodes` tells whether the group has workers on other nodes."""

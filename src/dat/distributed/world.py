@@ -34,7 +34,7 @@ MESSAGE_BYTES = 2048
 LIVENESS_TIMEOUT = 3.0
 """Seconds that a worker has to respond to a liveness check."""
 LIVENESS_POLL_INTERVAL = 0.5
-"""Seconds between two looks into the store for a liveness check."""
+"""Seconds between two queries of the store for a liveness check."""
 LIVENESS_KEY = "liveness/requested_by"
 CONNECTION_ERRORS = (
     r"Timed out waiting \d+ms",

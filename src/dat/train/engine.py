@@ -1,4 +1,4 @@
-"""How a worker computes, for every method: memory layout, compilation, precision, micro-batches.
+"""How a worker runs its network: memory layout, compilation, precision, micro-batches.
 
 None of it changes the results beyond rounding, with one exception: if a batch is computed in
 pieces, batch norms see one piece at a time.
@@ -115,7 +115,7 @@ class Engine:
     x: Tensor | None = None
     """Sample images."""
     adapter: models.Adapter = field(default_factory=lambda: models.Adapter())
-    """What the model needs around its forward pass."""
+    """Adapts the model's inputs and outputs."""
 
     @classmethod
     def of(cls, model: nn.Module, compute: Compute, x: Tensor, work: int) -> Engine:
@@ -175,7 +175,7 @@ class Engine:
         return replace(self, folded=None, notes=(*self.notes, note))
 
     def _copy_matches(self) -> bool:
-        """Compared without TF32, whose rounding would hide what matters."""
+        """Compared without TF32, whose rounding would hide differences."""
         if self.folded is None or self.x is None:
             return False
         self.folded.follow()

@@ -50,7 +50,7 @@ class LossScaling(Option):
     growth: float = 2.0
     backoff: float = 0.5
     minimum: float = 1.0
-    """If gradients overflow at this scale, the reason is not the scale."""
+    """If gradients overflow even at this scale, the scale is not the cause."""
 
     def check(self, trainer: Trainer) -> None:
         if trainer.compute.precision == "float16" and trainer.objective.second_derivatives:
@@ -64,12 +64,12 @@ class LossScaling(Option):
 
 
 class LossScale(Part):
-    """The current scale. A step that overflows leaves no other trace than a smaller scale."""
+    """The current scale. A step that overflows changes nothing but the scale."""
 
     def __init__(self, option: LossScaling) -> None:
         self.option, self.scale = option, option.initial
         self.since = 0
-        """Steps since the scale has changed."""
+        """Steps since the scale last changed."""
         self.skipped, self.skipped_in_epoch = 0, 0
 
     def on_fit_start(self, trainer: Trainer) -> None:

@@ -1,4 +1,4 @@
-"""What a protocol says of itself: settings, the route on the workers, phases for the planner."""
+"""The interface of protocols: settings, the route on the workers, phases for the planner."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ class Protocol(Settings):
         return "it cannot reduce-scatter gradients; use protocol.name default"
 
     def resolve(self, world: World) -> Self:
-        """The same protocol, completed by what only these workers know; all of them call it."""
+        """This protocol, with the settings filled in that depend on the workers; a collective
+        call."""
         return self
 
     def sender(self, rank: int) -> int:
-        """Whose random numbers a worker rounds with."""
+        """The seed of a worker's random rounding: workers with the same one round identically."""
         return rank
 
     def levels(self, quantizer: Quantizer, workers: int) -> int:
-        """Steps on either side of zero that a worker's codes have."""
+        """Levels of a worker's codes on either side of zero."""
         return quantizer.levels
 
     def route(self, bucket: GradientBucket) -> GradientRoute:
