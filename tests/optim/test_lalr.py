@@ -18,6 +18,7 @@ from dat.optim import (
     LAMB,
     LARS,
     AdamDirection,
+    ClassicLARS,
     LAMBSettings,
     Layerwise,
     MomentumDirection,
@@ -303,3 +304,16 @@ def test_sparse_gradients_are_refused() -> None:
 def test_lalr_refuses_wrong_values(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LALR(layers().parameters(), AdamDirection(), **{"lr": 0.1} | wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lr": -0.1}, "lr = -0.1, weight_decay = 0.0: must be at least 0"),
+        ({"momentum": 1.0}, "momentum = 1.0: must be at least 0 and below 1"),
+        ({"trust_coefficient": 0.0}, "trust_coefficient = 0.0: must be above 0"),
+    ],
+)
+def test_classic_lars_refuses_wrong_values(wrong: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ClassicLARS(layers().parameters(), **wrong)  # type: ignore[arg-type]

@@ -6,50 +6,34 @@ executed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dat.data.columns import PictureColumn
 from dat.data.folder import TESTS, Listing, split_listing
 from dat.data.parquet import LABELS
 
 PREFIX = "hf/"
 
 
-@dataclass(frozen=True)
-class HubPictures:
-    """A column of encoded pictures."""
+class HubPictures(PictureColumn):
+    """A column of a `datasets.Dataset`, the `source`."""
 
-    table: Any
-    column: str
-    rows: Sequence[int] | None = None
+    def paths(self) -> Iterable[Path]:
+        return (Path(file["filename"]) for file in self.source.cache_files)
 
-    def __len__(self) -> int:
-        return len(self.table) if self.rows is None else len(self.rows)
+    def _count(self) -> int:
+        return len(self.source)
 
-    def read(self, row: int) -> bytes:
-        value = self.table[self._row(row)][self.column]
+    def _encoded(self, row: int) -> object:
+        value = self.source[row][self.column]
         raw = value.get("bytes")
         if raw is None and value.get("path"):
             raw = Path(value["path"]).read_bytes()
-        if not isinstance(raw, bytes):
-            raise ValueError("contains no encoded picture")
         return raw
-
-    def name(self, row: int) -> str:
-        return f"row {self._row(row)} of {self.column}"
-
-    def take(self, rows: Sequence[int]) -> HubPictures:
-        return HubPictures(self.table, self.column, [self._row(row) for row in rows])
-
-    def paths(self) -> Iterable[Path]:
-        return (Path(file["filename"]) for file in self.table.cache_files)
-
-    def _row(self, row: int) -> int:
-        return row if self.rows is None else self.rows[row]
 
 
 def is_hub_dataset(data: object) -> bool:
