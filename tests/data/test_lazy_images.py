@@ -47,7 +47,7 @@ def test_a_mapped_array_is_the_array(tmp_path: Path, shape: tuple[int, ...], kin
     assert torch.equal(again[torch.arange(2)], taken[torch.arange(2)])
 
 
-def test_a_set_on_disk_is_the_set_in_memory(tmp_path: Path) -> None:
+def test_a_dataset_on_disk_equals_the_dataset_in_memory(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     arrays = {
         "x_train": random.integers(0, 256, (30, 6, 6, 3), np.uint8),
@@ -71,7 +71,7 @@ def test_a_set_on_disk_is_the_set_in_memory(tmp_path: Path) -> None:
         assert (mapped.mean, mapped.std) == (held.mean, held.std)
 
 
-def test_floats_beyond_the_range_are_found_on_disk_too(tmp_path: Path) -> None:
+def test_floats_out_of_range_are_detected_on_disk_too(tmp_path: Path) -> None:
     images = np.full((5, 1, 2, 2), 0.5, np.float32)
     images[3] = 255
     np.save(tmp_path / "x.npy", images)

@@ -126,7 +126,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_killed_worker_leaves_no_loader_behind(tmp_path: Path) -> None:
+def test_a_killed_worker_leaves_no_loader_process(tmp_path: Path) -> None:
     made.folder(tmp_path / "set", each=8, sizes=((40, 30), (30, 40)))
     (tmp_path / "orphans.py").write_text(ORPHANS)
     root = Path(__file__).parents[2]

@@ -35,7 +35,7 @@ sizes_of_parts = st.lists(st.integers(1, 30), min_size=1, max_size=6)
 
 @settings(max_examples=60)
 @given(sizes=sizes_of_parts, workers=st.integers(1, 6), more=st.integers(0, 10), data=st.data())
-def test_every_part_gives_as_many_and_every_image_its_turn(
+def test_every_partition_contributes_equally_and_every_image_is_drawn(
     sizes: list[int], workers: int, more: int, data: st.DataObject
 ) -> None:
     batch = 2 * max(len(sizes), workers) + more
@@ -130,7 +130,7 @@ def test_the_objective_is_equation_2(weigh_by: str) -> None:
     torch.testing.assert_close(total / 2, expected, rtol=1e-6, atol=1e-8)
 
 
-def test_a_share_of_every_part_is_held_out_where_it_is() -> None:
+def test_a_share_of_every_partition_is_held_out_in_place() -> None:
     opened: list[int] = []
     sets = [random_data(size, seed) for seed, size in enumerate((10, 20, 31))]
 

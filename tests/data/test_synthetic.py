@@ -67,7 +67,7 @@ def test_unsuitable_files_are_refused(tmp_path: Path, case: str) -> None:
         load_synthetic(write(tmp_path / "bad.npz", **arrays), LIKE)
 
 
-def test_their_share_of_a_batch_and_the_length_of_an_epoch(tmp_path: Path) -> None:
+def test_unlabelled_share_and_epoch_length(tmp_path: Path) -> None:
     data = load_synthetic(write(tmp_path / "1m.npz", **published()), LIKE)
     mix = Mix(share=0.7, epoch_by="original", name="synthetic")
     made = make_batches(LIKE, data, mix, PartitionPlan(batch=20, workers=1, rank=0, seed=0))

@@ -85,7 +85,9 @@ def test_any_shape(
 
 
 @pytest.mark.parametrize(("size", "channels"), [(40, 16), (4, 64)])
-def test_the_number_of_threads_does_not_matter(size: int, channels: int, threads: None) -> None:
+def test_results_do_not_depend_on_the_number_of_threads(
+    size: int, channels: int, threads: None
+) -> None:
     x, gradient = numbers(9, channels, size, size), numbers(9, 32, size, size, seed=1)
     gradients = []
     for count in (1, 2, 3, 5):
@@ -128,7 +130,7 @@ def test_winograd_rounds_no_worse_than_the_direct_sum() -> None:
     assert mine < 2 * direct
 
 
-def test_neither_threads_nor_other_images_matter(threads: None) -> None:
+def test_results_depend_on_neither_threads_nor_other_images(threads: None) -> None:
     x, weight = numbers(23, 32, 7, 9), numbers(48, 32, 3, 3, seed=1)
     expected = convolve(x, weight)
     for count in (1, 2, 3, 5):
@@ -199,7 +201,7 @@ def test_second_derivatives() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_a_frozen_network_is_changed_for_good() -> None:
+def test_a_frozen_network_is_changed_permanently() -> None:
     net, x = ready(40)
     net.requires_grad_(False)
     expected = net(x)

@@ -136,7 +136,7 @@ def test_short_messages_at_every_length(launch: Any, bits: int) -> None:
 
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("name", ["max-64", "l2-64"])
-def test_odd_values(launch: Any, name: str, values: str) -> None:
+def test_special_values(launch: Any, name: str, values: str) -> None:
     x = VALUES[values][-100:]
     for bits, rounding in zip((2, 8, 16), (*ROUNDINGS, "random"), strict=True):
         quantizer = quantizers(bits, rounding)[name]
@@ -330,7 +330,7 @@ def results(quantizer: Quantizer) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", ["max-64", "vector"])
-def test_accelerators_take_the_triton_kernels(
+def test_accelerators_use_the_triton_kernels(
     launch: Any, on_gpu: pytest.MonkeyPatch, name: str
 ) -> None:
     quantizer = quantizers(4)[name]
@@ -347,7 +347,7 @@ def test_accelerators_take_the_triton_kernels(
 
 
 @pytest.mark.parametrize("name", ["max-64", "vector"])
-def test_accelerators_without_triton_take_torch_and_say_so_once(
+def test_accelerators_without_triton_use_torch_and_report_it_once(
     on_gpu: pytest.MonkeyPatch, name: str
 ) -> None:
     quantizer = quantizers(4)[name]
@@ -360,7 +360,7 @@ def test_accelerators_without_triton_take_torch_and_say_so_once(
     assert len(told) == 1
 
 
-def test_a_missing_triton_is_told_with_the_reason(on_gpu: pytest.MonkeyPatch) -> None:
+def test_missing_triton_is_reported_with_the_reason(on_gpu: pytest.MonkeyPatch) -> None:
     on_gpu.setattr(devices, "supports_triton", lambda device: True)
     on_gpu.setitem(sys.modules, LAUNCH, None)
     with pytest.warns(UserWarning, match=r"no Triton quantizer: .*slower.*Install triton"):
@@ -372,7 +372,7 @@ def test_other_workers_are_silent(on_gpu: pytest.MonkeyPatch) -> None:
     assert kernel.triton_quantizer(torch.device("cpu")) is None
 
 
-def test_who_does_not_want_the_kernels_is_not_told(on_gpu: pytest.MonkeyPatch) -> None:
+def test_disabled_kernels_are_not_reported(on_gpu: pytest.MonkeyPatch) -> None:
     on_gpu.setenv(kernel.DISABLE_VARIABLE, "1")
     assert kernel.triton_quantizer(torch.device("cpu")) is None
 

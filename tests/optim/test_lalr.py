@@ -110,7 +110,7 @@ def test_a_layer_that_starts_at_zero_learns(config: OptimizerSettings) -> None:
             assert ratio == 1
 
 
-def test_with_a_lower_bound_a_layer_at_zero_has_a_tau() -> None:
+def test_with_a_lower_bound_the_step_at_zero_is_lr_times_c_l() -> None:
     model = layers()
     train(model, LAMB(lr=0.1, c_l=0.5)(model), range(1))
     assert float(model[3].detach().norm()) == pytest.approx(0.1 * 0.5)
@@ -140,7 +140,7 @@ def test_the_bounds_clip_the_ratio() -> None:
     assert ratios == pytest.approx([1.0, 2.0, 10.0])
 
 
-def test_groups_without_adaptation_take_the_bare_direction() -> None:
+def test_groups_without_adaptation_use_the_direction_itself() -> None:
     model = layers()
     before = weights_of(model)
     optimizer = LALR(
@@ -198,7 +198,7 @@ def test_which_layers_are_adapted_and_decayed(
         (LAMB(debias=False), False),
     ],
 )
-def test_debias_is_the_presets_unless_it_is_given(config: LAMBSettings, debiased: bool) -> None:
+def test_debias_follows_the_preset_unless_set(config: LAMBSettings, debiased: bool) -> None:
     direction = config(layers()).direction
     assert isinstance(direction, AdamDirection)
     assert direction.debias is debiased
@@ -223,7 +223,7 @@ def test_a_layer_without_gradients_keeps_its_own_count() -> None:
 
 
 @pytest.mark.parametrize("config", [*EQ3, LARS(preset="classic")])
-def test_a_copy_goes_on_bit_for_bit(config: OptimizerSettings) -> None:
+def test_a_copied_optimizer_continues_bitwise_identically(config: OptimizerSettings) -> None:
     model = layers(torch.float32)
     optimizer = config(model)
     train(model, optimizer, range(3))

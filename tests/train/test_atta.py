@@ -256,7 +256,7 @@ def test_a_reset_drops_earlier_perturbations() -> None:
         assert torch.equal(start[[0, 2]], fresh[[0, 2]]) is not known
 
 
-def test_of_duplicates_in_a_batch_the_last_is_stored() -> None:
+def test_the_last_duplicate_in_a_batch_is_stored() -> None:
     store, (x, delta) = make_store(), ball(4, "linf", 1)
     store.keep(delta, DrawnImages(torch.tensor([3, 9, 3, 3]), None, 0))
     stored = store.start(x, x, DrawnImages(store.numbers[1:2].repeat(4), None, 1)) - x

@@ -57,7 +57,7 @@ def test_chance_level_is_reported(ta: float, images: int, warned: bool) -> None:
     assert not warnings or warnings[0].startswith(text)
 
 
-def test_with_one_class_there_is_nothing_to_learn() -> None:
+def test_with_one_class_there_is_no_warning() -> None:
     test = ImageData.of(torch.rand(10, 2, 2), torch.zeros(10).long())
     assert chance_level_warnings(100.0, 10, test) == []
 

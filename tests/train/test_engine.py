@@ -161,7 +161,7 @@ def test_recompute_needs_blocks(world: World) -> None:
         trainer(world, Compute(recompute=True), cnn())
 
 
-def test_mixed_precision_stays_near(world: World) -> None:
+def test_mixed_precision_stays_close(world: World) -> None:
     low = trainer(world, Compute(precision="bfloat16"))
     assert low.worker.engine.notes[-1] == "bfloat16"
     losses, state = stepped(low)

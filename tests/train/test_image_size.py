@@ -51,7 +51,7 @@ def trainer(world: World, **settings: Any) -> Trainer:
     )
 
 
-def test_sizes_follow_each_other() -> None:
+def test_sizes_follow_the_schedule() -> None:
     phases = ImageSize(sizes=(84, 112), until=(80, 95))
     assert [phases.size(epoch) for epoch in (0, 79, 80, 94, 95, 99)] == [
         84,
