@@ -200,7 +200,7 @@ class World:
             sizes = ", ".join(str(size) for rank, size in places if rank == 0)
             raise WorkerError(
                 f"protocol.inside = none: every node must have the same number of workers, not "
-                f"{sizes}; or set protocol.inside to a divisor of {self.size}"
+                f"{sizes}; set protocol.inside to a divisor of {self.size}"
             )
         return size
 
