@@ -241,7 +241,7 @@ def test_a_folder_in_use_is_left_alone(
         before = sorted(path.name for path in folder.iterdir())
         code, _, err = call(capsys, "train", "digits", "--out", str(folder))
         assert code == 2
-        assert "is in use" in err
+        assert "already exists; choose another --out" in err
         assert hint in err
         assert sorted(path.name for path in folder.iterdir()) == before
     code, _, err = call(capsys, "train", "digits", "--overwrite", "--out", str(tmp_path))

@@ -29,7 +29,7 @@ def test_without_an_accelerator_workers_run_on_the_cpu(
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
 @pytest.mark.parametrize("name", ["auto", "same"])
-def test_each_worker_of_a_node_gets_its_own(
+def test_each_worker_of_a_node_gets_its_own_device(
     monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
     machine(monkeypatch, kind, 4)
@@ -39,14 +39,14 @@ def test_each_worker_of_a_node_gets_its_own(
     ]
 
 
-def test_a_gpu_is_not_used_where_the_cpu_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_not_used_if_the_cpu_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, "cuda", 4)
     assert devices.choose("cpu", 0, 1) == torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
 @pytest.mark.parametrize(("count", "workers"), [(4, 8), (1, 4)])
-def test_too_few_gpus_are_never_ignored_silently(
+def test_too_few_gpus_are_an_error(
     monkeypatch: pytest.MonkeyPatch, name: str, count: int, workers: int
 ) -> None:
     machine(monkeypatch, "cuda", count)
@@ -63,7 +63,7 @@ def test_too_few_gpus_are_never_ignored_silently(
         ("SLURM_GPU_BIND", "per_task:1"),
     ],
 )
-def test_a_task_that_sees_one_gpu_of_its_own_uses_it(
+def test_a_task_that_sees_one_gpu_uses_it(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     machine(monkeypatch, "cuda", 1)

@@ -21,7 +21,7 @@ Installed = Mapping[str, str]
         ({"dat": "theirs"}, False),  # ours runs from its sources, nothing is overwritten
     ],
 )
-def test_another_project_called_dat_is_told_apart(
+def test_another_project_called_dat_is_recognized(
     monkeypatch: pytest.MonkeyPatch, installed: Installed, clashes: bool
 ) -> None:
     def read(name: str) -> Mapping[str, str]:

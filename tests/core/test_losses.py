@@ -117,7 +117,7 @@ def two_predictions(n: int = 8, classes: int = 4, *, seed: int = 0) -> tuple[Ten
 
 
 @pytest.mark.parametrize("classes", [2, 4, 10])
-def test_divergence_is_that_of_scipy_and_of_torch(classes: int) -> None:
+def test_divergence_agrees_with_scipy_and_torch(classes: int) -> None:
     clean, other = two_predictions(classes=classes)
     kl = kl_divergence(clean, other)
     assert kl.shape == (8,)
@@ -280,7 +280,7 @@ def test_margins_are_the_formulas(classes: int) -> None:
 
 
 @pytest.mark.parametrize("loss", [margin, dlr])
-def test_a_margin_is_above_zero_where_the_answer_is_wrong(loss: Callable[..., Tensor]) -> None:
+def test_a_margin_is_positive_for_misclassified_images(loss: Callable[..., Tensor]) -> None:
     logits, labels = logits_and_labels(200)
     assert torch.equal(loss(logits, labels) > 0, logits.argmax(1) != labels)
 

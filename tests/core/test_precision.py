@@ -96,7 +96,7 @@ ATTACKS: dict[str, Attack] = {
 
 @pytest.mark.parametrize("network", ["confident", "convolved"])
 @pytest.mark.parametrize("name", ATTACKS)
-def test_float16_finds_what_float32_finds(
+def test_attacks_in_float16_agree_with_float32(
     request: pytest.FixtureRequest, data: ImageData, world: World, name: str, network: str
 ) -> None:
     """Within one image. Without a scale the cross-entropy's gradient is 0 for most images, and the
@@ -137,7 +137,7 @@ HALVING: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", HALVING)
-def test_models_in_float16_fall_as_in_float32(
+def test_models_in_float16_are_broken_as_in_float32(
     confident: nn.Module, data: ImageData, world: World, name: str
 ) -> None:
     """Whether they take images in float32 or not."""
@@ -200,7 +200,7 @@ class Loud(nn.Module):
 @pytest.mark.parametrize(
     ("gain", "damping", "what"), [(1e6, 1.0, "logits"), (1.0, 1e6, "logits"), (6e4, 1e-3, "")]
 )
-def test_what_leaves_the_range_is_refused(gain: float, damping: float, what: str) -> None:
+def test_overflow_is_refused(gain: float, damping: float, what: str) -> None:
     x, y = torch.rand(5, 1, 2, 2), torch.zeros(5, dtype=torch.int64)
     network = in_precision(Loud(gain, damping), torch.float16)
     if what:
@@ -281,7 +281,7 @@ def test_images_may_depend_on_each_other_in_bfloat16(data: ImageData, world: Wor
         assess(OfTheBatch(), data, suite, threat=THREAT, world=world, precision=precision)
 
 
-def test_a_random_model_is_taken_in_float16(data: ImageData, world: World) -> None:
+def test_a_random_model_is_accepted_in_float16(data: ImageData, world: World) -> None:
     class Dropping(nn.Module):
         def __init__(self) -> None:
             super().__init__()

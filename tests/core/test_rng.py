@@ -94,7 +94,7 @@ def test_a_longer_draw_starts_with_the_shorter_one(
 
 
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
-def test_a_sample_has_its_numbers_in_any_batch(kind: str) -> None:
+def test_random_numbers_of_a_sample_do_not_depend_on_its_batch(kind: str) -> None:
     draws = Streams(9, torch.tensor([40, 3, -5, 17]))
     rows = torch.tensor([3, 0])
 
@@ -151,7 +151,7 @@ def test_uniform_is_in_the_half_open_interval(
     assert streams(2).normal(shape, dtype).isfinite().all()
 
 
-def test_types_are_as_asked() -> None:
+def test_dtypes_are_as_requested() -> None:
     shape = torch.Size((2, 3))
     assert streams(2).uniform(shape).dtype == streams(2).normal(shape).dtype == torch.float32
     assert streams(2).uniform(shape, torch.float64).dtype == torch.float64
@@ -188,7 +188,7 @@ def test_generator_is_reproducible_and_apart_from_the_global_one() -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 770])
-def test_the_native_words_are_torchs(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_random_words_agree_with_torch(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     index = torch.tensor([0, 1, 17, MASK, MASK + 1, 2**40 + 5, 2**62])
     draws = Streams(derive(3, "words"), index)
     native = draws._words(blocks)

@@ -160,7 +160,7 @@ def test_wrong_values_are_refused_with_their_name(field: str, value: object, mes
     ("field", "value"),
     [("draught", "8/0"), ("draught", 10**400), ("crew", 10**400), ("drive", {"name": ["sail"]})],
 )
-def test_monstrous_values_are_refused(field: str, value: object) -> None:
+def test_huge_values_are_refused(field: str, value: object) -> None:
     with pytest.raises(SettingError, match=field):
         Boat.read({field: value})
 
@@ -200,7 +200,7 @@ def test_an_empty_list_can_be_typed(word: str) -> None:
         ("boat", "the config = 'boat': must be a group of settings"),
     ],
 )
-def test_wrong_documents_are_refused_with_their_place(values: object, message: str) -> None:
+def test_errors_in_documents_name_the_setting(values: object, message: str) -> None:
     with pytest.raises(SettingError) as error:
         Boat.read(values)
     assert str(error.value).startswith(message)
@@ -210,7 +210,7 @@ def test_setting_errors_are_value_errors() -> None:
     assert issubclass(SettingError, ValueError)
 
 
-def test_nothing_said_is_the_default() -> None:
+def test_unset_means_the_default() -> None:
     assert Boat.read({}) == Boat()
     assert Boat().drive == Sail()
 
@@ -307,10 +307,10 @@ def test_limits_allow_what_is_inside(
         ("text", "text"),
     ],
 )
-def test_values_are_shown_as_one_would_type_them(value: object, text: str) -> None:
+def test_values_are_shown_as_typed(value: object, text: str) -> None:
     assert show(value) == text
 
 
-def test_near_names_are_offered() -> None:
+def test_similar_names_are_suggested() -> None:
     assert did_you_mean("stpes", ["steps", "eps"]) == ": did you mean steps?"
     assert did_you_mean("zzz", ["steps", "eps"]) == ": choose from eps, steps"

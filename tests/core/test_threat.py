@@ -115,7 +115,7 @@ def test_l2_start_is_uniform_in_the_ball(shape: tuple[int, ...]) -> None:
 
 
 @both_norms
-def test_start_of_a_sample_is_its_own(norm: str) -> None:
+def test_the_random_start_of_a_sample_depends_on_it_alone(norm: str) -> None:
     threat, x = ThreatModel(norm=norm, eps=0.3), pixels((5, 2, 3, 3), 0)
     rows = torch.tensor([4, 1])
     all_ = threat.random_start(x, draws(5))
@@ -124,7 +124,7 @@ def test_start_of_a_sample_is_its_own(norm: str) -> None:
 
 
 @both_norms
-def test_edge_is_as_far_away_as_the_ball_goes(norm: str) -> None:
+def test_boundary_starts_lie_on_the_ball(norm: str) -> None:
     threat, x = ThreatModel(norm=norm, eps=0.2), 0.3 + 0.4 * random((50, 2, 3, 3), 0)
     edge = threat.random_boundary_start(x, draws(50))
     torch.testing.assert_close(threat.size(edge, x), torch.full((50,), 0.2, dtype=torch.float64))
@@ -133,7 +133,9 @@ def test_edge_is_as_far_away_as_the_ball_goes(norm: str) -> None:
 @both_norms
 @settings(max_examples=30)
 @given(eps=radii, shape=shapes, seed=st.integers(0, 10**6))
-def test_edge_is_in_ball_and_box(norm: str, eps: float, shape: tuple[int, ...], seed: int) -> None:
+def test_boundary_starts_are_in_ball_and_box(
+    norm: str, eps: float, shape: tuple[int, ...], seed: int
+) -> None:
     eps = min(eps, 1.0) if norm == "linf" else eps
     threat, x = ThreatModel(norm=norm, eps=eps), pixels(shape, seed)
     edge = threat.random_boundary_start(x, draws(shape[0], seed))
@@ -141,7 +143,7 @@ def test_edge_is_in_ball_and_box(norm: str, eps: float, shape: tuple[int, ...], 
     assert edge.min() >= 0 and edge.max() <= 1
 
 
-def test_linf_edge_is_uniform_but_for_the_pixel_that_touches() -> None:
+def test_linf_boundary_starts_are_uniform_except_for_one_pixel() -> None:
     x = torch.full((2000, 1, 2, 2), 0.5, dtype=torch.float64)
     delta = (
         ThreatModel(norm="linf", eps=0.2)
@@ -157,7 +159,7 @@ def test_linf_edge_is_uniform_but_for_the_pixel_that_touches() -> None:
     assert stats.chisquare(counts.numpy()).pvalue > 0.01
 
 
-def test_l2_edge_is_uniform_on_the_sphere() -> None:
+def test_l2_boundary_starts_are_uniform_on_the_sphere() -> None:
     x = torch.full((2000, 1, 1, 3), 0.5, dtype=torch.float64)
     delta = (
         ThreatModel(norm="l2", eps=0.2)
@@ -171,7 +173,7 @@ def test_l2_edge_is_uniform_on_the_sphere() -> None:
 
 
 @both_norms
-def test_edge_of_a_sample_is_its_own(norm: str) -> None:
+def test_the_boundary_start_of_a_sample_depends_on_it_alone(norm: str) -> None:
     threat, x = ThreatModel(norm=norm, eps=0.3), pixels((5, 2, 3, 3), 0)
     rows = torch.tensor([4, 1])
     all_ = threat.random_boundary_start(x, draws(5))
@@ -180,7 +182,7 @@ def test_edge_of_a_sample_is_its_own(norm: str) -> None:
 
 
 @both_norms
-def test_a_step_for_each_sample_is_that_of_each_alone(norm: str) -> None:
+def test_per_sample_steps_equal_separate_steps(norm: str) -> None:
     threat, x = ThreatModel(norm=norm, eps=0.3), pixels((4, 2, 3, 3), 0)
     x_adv, gradient = threat.random_start(x, draws(4)), random((4, 2, 3, 3), 1) - 0.5
     steps = torch.tensor([0.0, 0.1, 0.2, 5.0], dtype=torch.float64)
@@ -192,7 +194,7 @@ def test_a_step_for_each_sample_is_that_of_each_alone(norm: str) -> None:
 
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_native_step_has_the_bits_of_torchs(
+def test_the_native_step_is_bitwise_identical_to_torchs(
     form: torch.memory_format, dtype: torch.dtype
 ) -> None:
     """A step for each sample goes through torch, one for all through C where that was compiled."""
@@ -318,7 +320,7 @@ SMALLEST = {"linf": smallest_linf, "l2": smallest_l2}
     share=st.floats(-0.98, 0.98).filter(lambda share: abs(share) > 1e-3),
     zeros=st.booleans(),
 )
-def test_reach_is_the_smallest_step_that_closes_the_gap(
+def test_the_step_to_the_hyperplane_is_the_smallest(
     norm: str, shape: tuple[int, ...], seed: int, share: float, zeros: bool
 ) -> None:
     problem, threat = Problem(shape, seed, share, zeros=zeros), ThreatModel(norm=norm)
@@ -337,7 +339,7 @@ def test_reach_is_the_smallest_step_that_closes_the_gap(
     seed=st.integers(0, 10**6),
     share=st.floats(1.001, 100) | st.floats(-100, -1.001),
 )
-def test_a_gap_wider_than_the_box_is_gone_as_far_as_it_goes(
+def test_a_gap_wider_than_the_box_ends_at_its_corner(
     norm: str, shape: tuple[int, ...], seed: int, share: float
 ) -> None:
     problem = Problem(shape, seed, share, zeros=False)
@@ -359,7 +361,7 @@ def test_the_widest_gap_that_fits_ends_in_the_corner(norm: str, share: float) ->
 
 @both_norms
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_reach_of_nothing_is_nothing(norm: str, dtype: torch.dtype) -> None:
+def test_the_step_to_the_hyperplane_is_zero_without_a_gap(norm: str, dtype: torch.dtype) -> None:
     """Where the gap or the normal is zero, the step is zero."""
     x = torch.tensor([0.0, 1.0, 0.5, 0.0, 1.0, 0.5], dtype=dtype).repeat(4, 1).reshape(4, 1, 2, 3)
     normal = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0], dtype=dtype).reshape(1, 1, 2, 3)
@@ -373,7 +375,9 @@ def test_reach_of_nothing_is_nothing(norm: str, dtype: torch.dtype) -> None:
 @both_norms
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("gap", [-1e9, -0.5, -1e-9, 0.0, 1e-9, 0.5, 1e9])
-def test_reach_from_the_walls_is_finite(norm: str, dtype: torch.dtype, gap: float) -> None:
+def test_the_step_to_the_hyperplane_from_the_box_is_finite(
+    norm: str, dtype: torch.dtype, gap: float
+) -> None:
     """Pixels of exactly 0 or 1, with and without a weight."""
     x = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 1.0], dtype=dtype).reshape(1, 1, 2, 3)
     normal = torch.tensor([1.0, 1.0, -1.0, -1.0, 0.0, 0.0], dtype=dtype).reshape(1, 1, 2, 3)
@@ -397,7 +401,7 @@ def test_reach_from_the_walls_is_finite(norm: str, dtype: torch.dtype, gap: floa
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_reach_ignores_the_scale_of_the_problem(
+def test_the_step_to_the_hyperplane_is_scale_invariant(
     norm: str, scale: float, dtype: torch.dtype
 ) -> None:
     problem, threat = Problem((8, 1, 3, 3), 0, 0.5, zeros=True), ThreatModel(norm=norm)
@@ -407,7 +411,7 @@ def test_reach_ignores_the_scale_of_the_problem(
 
 
 @both_norms
-def test_reach_of_a_sample_is_its_own(norm: str) -> None:
+def test_the_step_to_the_hyperplane_of_a_sample_depends_on_it_alone(norm: str) -> None:
     """One sample may take more rounds than another."""
     problem, threat = Problem((30, 1, 4, 4), 5, 0.9, zeros=True), ThreatModel(norm=norm)
     together = threat.step_to_hyperplane(problem.x, problem.normal, problem.gap)

@@ -83,7 +83,7 @@ def test_all_shifts_and_both_sides_occur_equally(kind: str) -> None:
 
 
 @every_kind
-def test_a_sample_is_augmented_alike_in_any_batch(kind: str) -> None:
+def test_augmentation_of_a_sample_does_not_depend_on_its_batch(kind: str) -> None:
     x, rows = images(), torch.tensor([9, 2, 5])
     assert torch.equal(
         augment(x[rows], kind, draws().select(rows)), augment(x, kind, draws())[rows]
@@ -107,7 +107,7 @@ def test_an_unknown_kind_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["crop", "crop-flip"])
-def test_memory_order_does_not_matter(kind: str) -> None:
+def test_results_do_not_depend_on_memory_order(kind: str) -> None:
     x = images()
     augmented = augment(x.contiguous(memory_format=torch.channels_last), kind, draws())
     assert torch.equal(augmented, augment(x, kind, draws())) and augmented.is_contiguous()
@@ -122,7 +122,7 @@ def test_resized_crop_only_flips_what_was_cropped_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("side", [1, 2, 3, 6, 40])
-def test_cutout_blackens_a_square_clipped_at_the_border(side: int) -> None:
+def test_cutout_zeroes_a_square_clipped_at_the_border(side: int) -> None:
     x = images()
     augmented = Augmentation(cutout=side)(x, draws())
     centers = draws().fork("cutout").uniform(torch.Size((12, 2))).tolist()
@@ -168,7 +168,7 @@ SETTINGS = st.builds(
     SETTINGS,
     st.tuples(st.integers(0, 6), st.sampled_from([1, 3]), st.integers(1, 9), st.integers(1, 9)),
 )
-def test_bytes_then_floats_is_floats_then_bytes(
+def test_augmenting_uint8_and_converting_commute(
     change: Augmentation, shape: tuple[int, int, int, int]
 ) -> None:
     x = bytes_(*shape)
@@ -180,7 +180,7 @@ def test_bytes_then_floats_is_floats_then_bytes(
 
 @settings(max_examples=40)
 @given(SETTINGS, st.permutations(range(12)), st.integers(1, 12))
-def test_batches_and_their_order_do_not_matter(
+def test_results_do_not_depend_on_batches_or_their_order(
     change: Augmentation, order: list[int], batch: int
 ) -> None:
     x, whole = bytes_(12, 3, 6, 5), change(bytes_(12, 3, 6, 5), draws())
@@ -207,7 +207,7 @@ def test_a_wrong_setting_is_refused(wrong: dict[str, Any], message: str) -> None
 
 @pytest.mark.parametrize("kind", ["crop", "crop-flip"])
 @pytest.mark.parametrize("shape", [(40, 3, 32, 32), (9, 1, 28, 28), (5, 2, 3, 7), (4, 3, 1, 1)])
-def test_the_native_crops_are_torchs(
+def test_native_crops_agree_with_torch(
     kind: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.randint(0, 256, shape, dtype=torch.uint8)

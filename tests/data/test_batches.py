@@ -25,11 +25,11 @@ def make(workers: int, place: int, mix: Mix, *, labelled: int = 48, rest: int = 
         images(labelled),
         images(rest, start=500).without_labels(),
         mix,
-        PartitionPlan(batch=24, parts=6, workers=workers, place=place, seed=0),
+        PartitionPlan(batch=24, parts=6, workers=workers, rank=place, seed=0),
     )
 
 
-def test_one_constant_for_no_label() -> None:
+def test_there_is_one_constant_for_no_label() -> None:
     assert UNLABELLED == NO_LABEL
 
 
@@ -53,7 +53,7 @@ def test_the_length_of_an_epoch(epoch_by: str, steps: int) -> None:
     assert make(1, 0, Mix(epoch_by=epoch_by)).steps == steps
 
 
-def test_the_smaller_set_goes_round_in_another_order() -> None:
+def test_the_smaller_dataset_repeats_in_another_order() -> None:
     """Eight steps of twelve: the 48 labelled images come twice, the 96 unlabelled ones once."""
     made = make(1, 0, Mix(epoch_by="unlabelled"))
     drawn = [made.draw(0, step, CPU).numbers.tolist() for step in range(8)]
@@ -63,14 +63,14 @@ def test_the_smaller_set_goes_round_in_another_order() -> None:
     assert sorted(n for batch in drawn for n in batch if n >= 48) == list(range(48, 144))
 
 
-def test_a_share_must_leave_some_of_both() -> None:
+def test_a_share_must_leave_images_of_both_kinds() -> None:
     with pytest.raises(ValueError, match=r"data.unlabelled_share = 0.01: leaves 24 labelled and 0"):
         make(1, 0, Mix(share=0.01))
 
 
 @settings(max_examples=30)
 @given(st.integers(1, 59), st.integers(0, 5))
-def test_labels_are_kept_evenly_over_the_classes(count: int, seed: int) -> None:
+def test_kept_labels_are_class_balanced(count: int, seed: int) -> None:
     data = images(60, classes=4)
     kept, rest = split_labels(data, count, seed)
     assert len(kept) == count and len(rest) == 60 - count
@@ -81,6 +81,6 @@ def test_labels_are_kept_evenly_over_the_classes(count: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 60, 100])
-def test_as_many_labels_as_images_leave_no_rest(count: int) -> None:
+def test_the_number_of_labels_must_be_below_that_of_images(count: int) -> None:
     with pytest.raises(ValueError, match=f"data.labels = {count}: must be above 0 and below"):
         split_labels(images(60), count, 0)

@@ -90,7 +90,7 @@ def test_idx_sets_have_a_channel_and_long_labels() -> None:
         idx_set(contents | {"train-images-idx3-ubyte": contents["train-labels-idx1-ubyte"]})
 
 
-def test_gzip_is_unpacked_to_its_limit_and_no_further() -> None:
+def test_gzip_is_decompressed_up_to_the_limit() -> None:
     assert gunzip(gzip.compress(b"abc"), 3, "it") == b"abc"
     with pytest.raises(ValueError, match="more than the expected 2 bytes"):
         gunzip(gzip.compress(b"abc"), 2, "it")
@@ -142,7 +142,7 @@ def test_an_unsafe_member_is_refused_by_name(member: tarfile.TarInfo, reason: st
         members(io.BytesIO(raw), {"a": 9}, "it")
 
 
-def test_a_member_that_comes_twice_is_refused() -> None:
+def test_a_duplicate_member_is_refused() -> None:
     twice = tarfile.TarInfo("a")
     with pytest.raises(ValueError, match="'a' twice"):
         members(io.BytesIO(make_tar({"a": b"fine"}, twice)), {"a": 9}, "it")
@@ -179,7 +179,7 @@ def test_rows_are_labels_then_planes() -> None:
             row_set(contents | {"b": raw}, train=["a", "b"], test=["c"], labels=2, shape=(3, 2, 2))
 
 
-def test_sprites_have_an_image_a_row() -> None:
+def test_sprites_have_one_image_per_row() -> None:
     pixels = numbers(3, 16, 3)
     contents = {"a": make_png(pixels), "b": make_png(pixels[:1]), "y": b"[1, 0, 1]", "z": b"[2]"}
     arrays = sprite_set(contents, train=["a"], test=["b"], labels=("y", "z"), side=4)
@@ -208,19 +208,19 @@ def big_png(width: int, height: int) -> bytes:
         big_png(30_000, 30_000),
     ],
 )
-def test_what_is_no_sprite_is_refused(raw: bytes) -> None:
+def test_an_invalid_sprite_is_refused(raw: bytes) -> None:
     with pytest.raises(ValueError, match="it: not a sprite"):
         sprite(raw, "it", side=4)
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[1, 2.5]", b"[]", b'["a"]', b"[true]", b"[" * 99999])
-def test_labels_must_be_a_list_of_whole_numbers(raw: bytes) -> None:
+def test_labels_must_be_a_list_of_integers(raw: bytes) -> None:
     contents = {"a": make_png(numbers(2, 16, 3)), "y": raw}
     with pytest.raises(ValueError, match="y: "):
         sprite_set(contents, train=["a"], test=["a"], labels=("y", "y"), side=4)
 
 
-def test_classes_take_turns_and_the_first_are_for_training() -> None:
+def test_classes_alternate_and_the_first_images_are_for_training() -> None:
     images = numbers(2, 5, 4)
     contents = {
         "0": json.dumps({"data": [*images[0].tolist(), []]}).encode(),

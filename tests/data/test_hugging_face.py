@@ -35,7 +35,7 @@ def test_an_object_of_the_library_is_data() -> None:
     same(image_data(table()), range(12))
 
 
-def test_a_name_of_the_hub_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_dataset_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = datasets.DatasetDict({"train": table(range(9)), "test": table(range(9, 12))})
     hub = {"user/cifar3": splits}
     monkeypatch.setattr(datasets, "load_dataset", hub.__getitem__)
@@ -51,7 +51,7 @@ def test_without_a_test_set_some_images_are_held_out(monkeypatch: pytest.MonkeyP
     assert (len(loaded.train), len(loaded.test)) == (9, 3)
 
 
-def test_unsuitable_sets_get_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsuitable_datasets_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     text = datasets.Dataset.from_dict({"text": ["a"], "label": [0]})
     monkeypatch.setattr(datasets, "load_dataset", lambda name: {"train": text})
     with pytest.raises(ValueError, match=r"data.name = hf/x: has the columns text, label: needs"):

@@ -38,7 +38,7 @@ def test_classes_may_be_more_than_the_labels_show() -> None:
     assert ImageData.of(images(), labels(), classes=10).classes == 10
 
 
-def test_grey_images_get_their_channel() -> None:
+def test_grey_images_get_a_channel() -> None:
     data = ImageData.of(torch.arange(12, dtype=torch.uint8).reshape(3, 2, 2), labels())
     assert data.images.shape == (3, 1, 2, 2)
     assert data.tensor()[2, 0].tolist() == [[8, 9], [10, 11]]
@@ -53,7 +53,7 @@ def test_bytes_stay_bytes_until_they_are_drawn() -> None:
     assert y.tolist() == [2, 1, 0]
 
 
-def test_every_byte_is_its_share_of_255() -> None:
+def test_every_byte_is_divided_by_255() -> None:
     data = ImageData.of(torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16), labels(1))
     x, _ = data.batch(torch.tensor([0]), CPU)
     torch.testing.assert_close(x.flatten(), torch.arange(256) / 255, rtol=0, atol=1e-7)
@@ -67,7 +67,7 @@ def test_other_floats_become_float32(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
-def test_other_whole_labels_become_int64(dtype: torch.dtype) -> None:
+def test_other_integer_labels_become_int64(dtype: torch.dtype) -> None:
     data = ImageData.of(images(), labels().to(dtype))
     assert data.labels.dtype == torch.int64 and data.labels.tolist() == [0, 1, 2]
 
@@ -96,7 +96,7 @@ def test_pixels_out_of_range_are_refused(value: float, shown: str) -> None:
     with pytest.raises(ValueError, match=f"image 1 has pixels {shown}: must be in") as error:
         ImageData.of(with_pixel(value), labels())
     assert "(1 invalid in total)" in str(error.value)
-    assert "leave normalisation to the model" in str(error.value)
+    assert "leave normalization to the model" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_labels_beyond_the_classes_are_refused() -> None:
         ImageData.of(images(), labels(), classes=2)
 
 
-def test_take_copies_some_of_the_images() -> None:
+def test_take_copies_the_selected_images() -> None:
     data = ImageData.of(torch.arange(3, dtype=torch.uint8).reshape(3, 1, 1, 1), labels(), classes=7)
     subset = data.take(torch.tensor([2, 0]))
     assert subset.tensor().flatten().tolist() == subset.labels.tolist() == [2, 0]
@@ -148,7 +148,7 @@ def test_images_without_pixels_are_refused() -> None:
 
 
 @pytest.mark.parametrize("order", ["sorted", "in turn", "as it is"])
-def test_some_images_are_of_all_classes_alike(order: str) -> None:
+def test_a_subset_of_images_is_class_balanced(order: str) -> None:
     data = load("digits").test
     if order != "as it is":
         data = data.take(data.labels.argsort(stable=True))

@@ -44,7 +44,7 @@ def by_pillow(image: Tensor, uniform: list[float], strength: float) -> Tensor:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("strength", [0.1, 0.4, 1.0])
-def test_it_is_pillows(channels: int, strength: float) -> None:
+def test_jitter_agrees_with_pillow(channels: int, strength: float) -> None:
     x = images(60, channels)
     changed = jitter(x, draws(60), strength)
     uniform = draws(60).uniform(torch.Size((60, 4))).tolist()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dat.data import ImageData, chunks, load
 from dat.data.arrays import map_array
-from dat.data.lazy_images import LazyImages, Mapped, join
+from dat.data.lazy_images import LazyImages, MemoryMapped, join
 
 SHAPES = [(7, 3, 5, 4), (7, 5, 4, 3), (7, 5, 4), (7, 1, 5, 4)]
 
@@ -34,7 +34,7 @@ def test_a_mapped_array_is_the_array(tmp_path: Path, shape: tuple[int, ...], kin
     array = array if kind == "uint8" else (array / 255).astype(kind)
     np.save(tmp_path / "x.npy", array)
     mapped = map_array(tmp_path / "x.npy")
-    assert isinstance(mapped, Mapped)
+    assert isinstance(mapped, MemoryMapped)
     whole = channels_first(array)
     whole = whole if kind == "uint8" else whole.float()
     assert mapped.shape == whole.shape and mapped.dtype == whole.dtype
@@ -47,7 +47,7 @@ def test_a_mapped_array_is_the_array(tmp_path: Path, shape: tuple[int, ...], kin
     assert torch.equal(again[torch.arange(2)], taken[torch.arange(2)])
 
 
-def test_a_set_on_disk_is_the_set_in_memory(tmp_path: Path) -> None:
+def test_a_dataset_on_disk_equals_the_dataset_in_memory(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     arrays = {
         "x_train": random.integers(0, 256, (30, 6, 6, 3), np.uint8),
@@ -65,24 +65,24 @@ def test_a_set_on_disk_is_the_set_in_memory(tmp_path: Path) -> None:
     for name in ("a.npz", "b"):
         mapped = load(str(tmp_path / name), ReadOptions(memory=0))
         assert isinstance(mapped.train, ImageData) and isinstance(held.train, ImageData)
-        assert isinstance(mapped.train.images, Mapped)
+        assert isinstance(mapped.train.images, MemoryMapped)
         assert torch.equal(torch.cat(list(chunks(mapped.train.tensor()))), held.train.tensor())
         assert torch.equal(mapped.train.labels, held.train.labels)
         assert (mapped.mean, mapped.std) == (held.mean, held.std)
 
 
-def test_floats_beyond_the_range_are_found_on_disk_too(tmp_path: Path) -> None:
+def test_floats_out_of_range_are_detected_on_disk_too(tmp_path: Path) -> None:
     images = np.full((5, 1, 2, 2), 0.5, np.float32)
     images[3] = 255
     np.save(tmp_path / "x.npy", images)
     mapped = map_array(tmp_path / "x.npy")
-    assert isinstance(mapped, Mapped)
+    assert isinstance(mapped, MemoryMapped)
     with pytest.raises(ValueError, match=r"image 3 has pixels from 255 .*divide uint8 by 255"):
         ImageData.of(mapped, torch.zeros(5, dtype=torch.int64))
     images[3] = 1 + 5e-7
     np.save(tmp_path / "y.npy", images)
     mapped = map_array(tmp_path / "y.npy")
-    assert isinstance(mapped, Mapped)
+    assert isinstance(mapped, MemoryMapped)
     data = ImageData.of(mapped, torch.zeros(5, dtype=torch.int64))
     assert float(data.images[torch.arange(5)].max()) == 1.0
 
@@ -99,7 +99,7 @@ def test_joined_sets_are_one(
         if data.draw(st.booleans()):
             np.save(folder / f"{number}.npy", piece.numpy())
             mapped = map_array(folder / f"{number}.npy")
-            assert isinstance(mapped, Mapped)
+            assert isinstance(mapped, MemoryMapped)
             pieces.append(mapped)
         else:
             pieces.append(piece)

@@ -26,9 +26,7 @@ def pictures(root: Path) -> ImageData:
 
 
 def drawing(data: ImageData, loaders: int, *, crops: bool = True) -> Batches:
-    dealing = PartitionPlan(
-        batch=6, workers=1, place=0, seed=5, loaders=loaders, random_crops=crops
-    )
+    dealing = PartitionPlan(batch=6, workers=1, rank=0, seed=5, loaders=loaders, random_crops=crops)
     return make_batches(data, None, Mix(), dealing)
 
 
@@ -128,7 +126,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_killed_worker_leaves_no_loader_behind(tmp_path: Path) -> None:
+def test_a_killed_worker_leaves_no_loader_process(tmp_path: Path) -> None:
     made.folder(tmp_path / "set", each=8, sizes=((40, 30), (30, 40)))
     (tmp_path / "orphans.py").write_text(ORPHANS)
     root = Path(__file__).parents[2]

@@ -35,7 +35,7 @@ sizes_of_parts = st.lists(st.integers(1, 30), min_size=1, max_size=6)
 
 @settings(max_examples=60)
 @given(sizes=sizes_of_parts, workers=st.integers(1, 6), more=st.integers(0, 10), data=st.data())
-def test_every_part_gives_as_many_and_every_image_its_turn(
+def test_every_partition_contributes_equally_and_every_image_is_drawn(
     sizes: list[int], workers: int, more: int, data: st.DataObject
 ) -> None:
     batch = 2 * max(len(sizes), workers) + more
@@ -118,9 +118,9 @@ def test_the_objective_is_equation_2(weigh_by: str) -> None:
         x = torch.cat([data.tensor().double() for data in datasets])
         objective = F.cross_entropy(model(x), torch.cat([data.labels for data in datasets]))
     expected = gradient(model, objective)
-    given_ = PartitionPlan(batch=36 // 2, workers=1, place=0, seed=0)
+    given_ = PartitionPlan(batch=36 // 2, workers=1, rank=0, seed=0)
     with pytest.raises(ValueError, match=r"train\.batch = 36: there are only 22"):
-        make_batches(parts, None, Mix(), PartitionPlan(batch=36, workers=1, place=0, seed=0))
+        make_batches(parts, None, Mix(), PartitionPlan(batch=36, workers=1, rank=0, seed=0))
     made = make_batches(parts, None, Mix(), given_)
     total = torch.zeros_like(expected)
     for epoch in range(2):  # 6 a part and step: after two, 12
@@ -130,7 +130,7 @@ def test_the_objective_is_equation_2(weigh_by: str) -> None:
     torch.testing.assert_close(total / 2, expected, rtol=1e-6, atol=1e-8)
 
 
-def test_a_share_of_every_part_is_held_out_where_it_is() -> None:
+def test_a_share_of_every_partition_is_held_out_in_place() -> None:
     opened: list[int] = []
     sets = [random_data(size, seed) for seed, size in enumerate((10, 20, 31))]
 
@@ -189,5 +189,5 @@ def test_parts_must_agree() -> None:
             unequal(9, 9, 9),
             None,
             Mix(),
-            PartitionPlan(batch=6, workers=1, place=0, seed=0, parts=2),
+            PartitionPlan(batch=6, workers=1, rank=0, seed=0, parts=2),
         )

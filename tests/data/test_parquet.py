@@ -42,7 +42,7 @@ def write(
     pq.write_table(table, file)
 
 
-def test_a_folder_of_the_hub_is_read(tmp_path: Path) -> None:
+def test_a_downloaded_hub_folder_is_read(tmp_path: Path) -> None:
     write(tmp_path / "data" / "train-00000-of-00002.parquet", 6)
     write(tmp_path / "data" / "train-00001-of-00002.parquet", 3, first=6)
     write(tmp_path / "data" / "test-00000-of-00001.parquet", 3, first=9)
@@ -66,7 +66,7 @@ def test_one_file_is_split(tmp_path: Path) -> None:
     assert splits.test.names == ("0", "1", "2") and splits.test.counts().tolist() == [2, 2, 2]
 
 
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+def test_errors_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
 
     def refused() -> str:
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         load(str(tmp_path / "b"))
 
 
-def test_broken_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_rows_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAT_DATA", str(tmp_path / "cache"))
     file = tmp_path / "a.parquet"
     rows = [png(0), b"junk"] + [png(row) for row in range(2, 20)]

@@ -71,7 +71,7 @@ def test_global_batch_is_the_same_for_any_number_of_workers(sizes: Sizes, worker
 
 @quietly
 @some_sizes
-def test_workers_share_the_batch_all_but_evenly(sizes: Sizes, workers: int) -> None:
+def test_workers_share_the_batch_almost_evenly(sizes: Sizes, workers: int) -> None:
     sampler = sizes.sampler(workers)
     for step in range(sampler.steps):
         shares = [len(share) for share in draws(sampler, 0, step)]
@@ -82,7 +82,7 @@ def test_workers_share_the_batch_all_but_evenly(sizes: Sizes, workers: int) -> N
 
 @quietly
 @some_sizes
-def test_parts_fill_the_batch_all_but_evenly(sizes: Sizes, workers: int) -> None:
+def test_partitions_fill_the_batch_almost_evenly(sizes: Sizes, workers: int) -> None:
     sampler = sizes.sampler(workers)
     for step in range(sampler.steps):
         batch = set(batch_of(sampler, 0, step))
@@ -116,7 +116,7 @@ def test_a_worker_draws_only_what_it_owns(sizes: Sizes, workers: int) -> None:
 
 @quietly
 @given(sizes=sizes())
-def test_with_a_part_a_worker_each_owns_exactly_its_part(sizes: Sizes) -> None:
+def test_with_one_partition_per_worker_each_owns_its_partition(sizes: Sizes) -> None:
     sampler = sizes.sampler(sizes.parts)
     for rank, part in enumerate(sampler.partitions):
         assert torch.equal(sampler.owned(rank), part)
@@ -124,7 +124,7 @@ def test_with_a_part_a_worker_each_owns_exactly_its_part(sizes: Sizes) -> None:
 
 @quietly
 @given(sizes=sizes(), data=st.data())
-def test_workers_that_divide_the_parts_own_nothing_together(
+def test_workers_that_divide_the_partitions_share_no_images(
     sizes: Sizes, data: st.DataObject
 ) -> None:
     divisors = [m for m in range(1, sizes.parts + 1) if sizes.parts % m == 0]
@@ -134,7 +134,7 @@ def test_workers_that_divide_the_parts_own_nothing_together(
     assert sorted(owned.tolist()) == list(range(sizes.samples))
 
 
-def test_order_is_another_one_in_each_epoch_and_for_each_seed() -> None:
+def test_the_order_differs_by_epoch_and_seed() -> None:
     sampler = RandomPartitionSampler(100, 10, parts=2, workers=2, seed=0)
     first, again, second = (sampler.draw(epoch, 0, 0).tolist() for epoch in (0, 0, 1))
     assert first == again
@@ -146,7 +146,7 @@ def test_order_is_another_one_in_each_epoch_and_for_each_seed() -> None:
     assert same.draw(0, 0, 0).tolist() == first
 
 
-def test_parts_are_shuffled_apart() -> None:
+def test_partitions_are_shuffled_independently() -> None:
     sampler = RandomPartitionSampler(40, 40, parts=2, workers=2, seed=0)
     places = [
         torch.searchsorted(sampler.partitions[rank], sampler.draw(0, 0, rank)) for rank in (0, 1)
@@ -161,7 +161,7 @@ def test_over_epochs_every_sample_is_drawn() -> None:
     assert {number for epoch in range(20) for number in epoch_of(sampler, epoch)} == set(range(11))
 
 
-def test_one_batch_may_be_all_there_is() -> None:
+def test_an_epoch_may_have_one_batch() -> None:
     sampler = RandomPartitionSampler(11, 11, parts=3, workers=2, seed=0)
     assert sampler.steps == 1
     assert sorted(epoch_of(sampler, 0)) == list(range(11))
@@ -182,7 +182,9 @@ def test_one_batch_may_be_all_there_is() -> None:
         (2, 10, 2),
     ],
 )
-def test_default_parts_are_many_where_they_share_out(workers: int, batch: int, parts: int) -> None:
+def test_default_partitions_are_many_if_they_divide_evenly(
+    workers: int, batch: int, parts: int
+) -> None:
     assert default_partitions(workers, batch) == parts
     assert len(RandomPartitionSampler(200, batch, workers=workers, seed=0).partitions) == parts
 
@@ -198,7 +200,7 @@ def test_default_parts_are_many_where_they_share_out(workers: int, batch: int, p
         (20, 5, 3, 1, "train.batch = 5: too small for 1 worker and 3 partitions; use 6 or more"),
     ],
 )
-def test_impossible_plans_are_refused(
+def test_impossible_partitions_are_refused(
     samples: int, batch: int, parts: int, workers: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -54,7 +54,7 @@ def test_lazily_or_at_once_the_pixels_are_the_same(tmp_path: Path) -> None:
     assert torch.equal(later.take(rows).images[torch.arange(4)], kept.images[rows])
 
 
-def test_the_center_crop_is_what_pillow_cuts_out(tmp_path: Path) -> None:
+def test_the_center_crop_agrees_with_pillow(tmp_path: Path) -> None:
     """Scale the shorter side to 20, cut out the middle 16 x 16: in one step and in two."""
     made.write(tmp_path / "a.png", 0, 40, 60)
     cropped = Pictures(PictureFiles(tmp_path, ["a.png"]), (16, 16), resize=20)[torch.tensor([0])][0]
@@ -77,10 +77,10 @@ def test_random_crops_are_by_the_sample_and_within_their_bounds(tmp_path: Path) 
     later, _ = splits(tmp_path, size=16, memory=0)
     assert isinstance(later.images, Pictures)
     rows = torch.arange(12)
-    whole = later.images.at_random(rows, Streams(7, rows))
-    half = later.images.at_random(rows[6:], Streams(7, rows[6:]))
+    whole = later.images.read_random(rows, Streams(7, rows))
+    half = later.images.read_random(rows[6:], Streams(7, rows[6:]))
     assert torch.equal(whole[6:], half)
-    assert not torch.equal(whole, later.images.at_random(rows, Streams(8, rows)))
+    assert not torch.equal(whole, later.images.read_random(rows, Streams(8, rows)))
     boxes = _boxes(later.images)
     areas = [(right - left) * (down - up) / 4800 for left, up, right, down in boxes]
     ratios = [(right - left) / (down - up) for left, up, right, down in boxes]
@@ -123,7 +123,7 @@ def damage(file: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", [2.0, 0.0])
-def test_a_broken_picture_is_named_or_left_out(
+def test_an_unreadable_picture_is_named_or_skipped(
     tmp_path: Path,
     memory: float,
     monkeypatch: pytest.MonkeyPatch,
@@ -148,7 +148,7 @@ def test_a_broken_picture_is_named_or_left_out(
     assert len(train) == 12
 
 
-def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
+def test_errors_in_a_folder_are_reported(tmp_path: Path) -> None:
     def refused(name: str, **reading: object) -> str:
         with pytest.raises(ValueError, match=r"^data\.name = ") as error:
             splits(tmp_path / name, **reading)
@@ -157,27 +157,25 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "neither class folders of pictures, nor arrays" in refused("empty")
     made.folder(tmp_path / "one", splits=("train",))
-    assert "has a train folder but none of test, val" in refused("one")
+    assert "has a train folder, but no test or val" in refused("one")
     made.folder(tmp_path / "hollow")
     (tmp_path / "hollow" / "train" / "dog").mkdir()
-    assert "dog: empty class" in refused("hollow")
+    assert "dog: contains no pictures" in refused("hollow")
     made.folder(tmp_path / "more", splits=("train",))
     made.folder(tmp_path / "more", splits=("val",), classes=("ant", "dog"))
-    assert "class dog has no folder among the training pictures" in refused("more")
+    assert "class dog has no training pictures" in refused("more")
     made.folder(tmp_path / "flat", splits=("train",))
     made.write(tmp_path / "flat" / "val" / "0.jpg", 0)
-    assert "only pictures: sort them into class folders" in refused("flat")
+    assert "no class folders; sort the pictures into one folder per class" in refused("flat")
     made.folder(tmp_path / "sizes", sizes=((24, 24), (30, 20)))
-    assert "pictures differ in size, e.g. 24 x 24 and 20 x 30: set data.size" in refused("sizes")
+    assert "pictures differ in size, e.g. 24 x 24 and 20 x 30; set data.size" in refused("sizes")
     made.folder(tmp_path / "text", each=1)
     for file in (tmp_path / "text").rglob("*.jpg"):
         file.write_text("no picture")
     assert "none of the pictures can be read" in refused("text")
 
 
-def test_a_folder_that_may_not_be_read_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made.folder(tmp_path)
     original = Path.iterdir
 
@@ -191,7 +189,7 @@ def test_a_folder_that_may_not_be_read_is_said(
         splits(tmp_path)
 
 
-def test_a_picture_that_is_too_large_is_taken_for_a_bomb(tmp_path: Path) -> None:
+def test_a_picture_that_is_too_large_is_refused_as_a_bomb(tmp_path: Path) -> None:
     """A real one: a few kilobytes that would become 250 megapixels; Pillow's own limit is 179."""
     made.folder(tmp_path, each=2)
     bomb = io.BytesIO()
@@ -241,7 +239,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert train.names == ("bus", "car", "train") and (len(train), len(test)) == (12, 3)
 
 
-def test_what_a_file_is_called_does_not_decide_what_it_is(tmp_path: Path) -> None:
+def test_the_file_name_does_not_decide_the_format(tmp_path: Path) -> None:
     """Formats that Pillow hands to other programs, such as EPS, are never opened."""
     made.folder(tmp_path, each=2)
     evil = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 24 24\n%%EOF\n"

@@ -99,14 +99,14 @@ def streams(n: int, *, key: int = 1) -> Streams:
     return Streams(key, torch.arange(n) * 5)
 
 
-def test_each_operation_has_its_judge() -> None:
+def test_each_operation_has_a_reference() -> None:
     assert list(OPERATIONS) == list(PILLOW) and len(OPERATIONS) == 14
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("size", [(32, 32), (28, 41), (2, 5), (1, 1)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_each_operation_is_pillows(name: str, size: tuple[int, int], channels: int) -> None:
+def test_each_operation_agrees_with_pillow(name: str, size: tuple[int, int], channels: int) -> None:
     x = samples(channels, *size)
     for magnitude in (0, 3, 9, 17, 30):
         for coin, sign in enumerate((-1, 1)):
@@ -173,7 +173,7 @@ def test_operations_and_signs_are_chosen_uniformly_and_independently(
 
 @settings(max_examples=25)
 @given(st.integers(0, 2**62), st.lists(st.integers(0, 19), min_size=1, max_size=30))
-def test_a_sample_is_changed_alike_in_any_batch(key: int, rows: list[int]) -> None:
+def test_operations_on_a_sample_do_not_depend_on_its_batch(key: int, rows: list[int]) -> None:
     x, draws, subset = noise(20, 3, 8, 8), streams(20, key=key), torch.tensor(rows)
     whole = rand_augment(x, draws, operations=2, magnitude=15)
     part = rand_augment(x[subset], draws.select(subset), operations=2, magnitude=15)
@@ -202,7 +202,7 @@ def test_shape_type_and_range_stay(
     assert torch.equal(x, before) and torch.equal(torch.get_rng_state(), state)
 
 
-def test_bytes_and_their_floats_give_the_same() -> None:
+def test_uint8_and_float_images_give_the_same_result() -> None:
     x = noise(80, 3, 8, 8)
     expected = rand_augment(x, streams(80), operations=2, magnitude=9).float().div(255)
     augmented = rand_augment(x.float().div(255), streams(80), operations=2, magnitude=9)

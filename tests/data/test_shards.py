@@ -56,7 +56,7 @@ def test_parts_are_disjoint_and_cover(count: int, classes: int, parts: int, by: 
         assert all(len(labels[rows].unique()) == 1 for rows in divided)
 
 
-def test_small_alpha_is_uneven_and_large_is_even() -> None:
+def test_small_alpha_is_uneven_and_large_alpha_even() -> None:
     labels = torch.arange(6000) % 10
 
     def skew(alpha: float) -> float:
@@ -98,7 +98,7 @@ def test_a_worker_opens_its_own_part_and_nothing_else(tmp_path: Path) -> None:
     assert folders == {"part-2-of-3", "test"}
 
 
-def test_the_parts_of_others_need_not_be_here(tmp_path: Path) -> None:
+def test_partitions_of_other_workers_may_be_missing(tmp_path: Path) -> None:
     import shutil
 
     write_shards(origin(), tmp_path / "out", parts=3)
@@ -118,7 +118,7 @@ def test_the_parts_of_others_need_not_be_here(tmp_path: Path) -> None:
         load(str(tmp_path / "out"))
 
 
-def test_damage_is_seen(tmp_path: Path) -> None:
+def test_damage_is_detected(tmp_path: Path) -> None:
     (folder, *_) = write_shards(origin(), tmp_path / "out", parts=2)
     parts = load(str(tmp_path / "out")).training
     assert isinstance(parts, Partitions)
@@ -136,12 +136,12 @@ def test_damage_is_seen(tmp_path: Path) -> None:
         read_manifest(folder)
 
 
-def test_parts_of_different_sets_are_not_mixed(tmp_path: Path) -> None:
+def test_partitions_of_different_datasets_are_refused(tmp_path: Path) -> None:
     first = write_shards(origin(), tmp_path / "a", parts=2)
     second = write_shards(origin(40), tmp_path / "b", parts=2)
     first[1].rename(tmp_path / "gone")
     second[1].rename(first[1])
-    with pytest.raises(ValueError, match="belongs to another dataset than the other partitions"):
+    with pytest.raises(ValueError, match="belongs to a different dataset"):
         load(str(tmp_path / "a"))
 
 
@@ -170,7 +170,7 @@ def test_a_lying_manifest_is_refused(tmp_path: Path) -> None:
         load(str(tmp_path / "out"))
 
 
-def test_parts_of_another_seed_and_a_foreign_test_set_are_noticed(tmp_path: Path) -> None:
+def test_partitions_of_another_seed_and_another_test_set_are_refused(tmp_path: Path) -> None:
     import shutil
 
     write_shards(origin(), tmp_path / "a", parts=2)
@@ -179,11 +179,11 @@ def test_parts_of_another_seed_and_a_foreign_test_set_are_noticed(tmp_path: Path
     for name, other in (("part-2-of-2", "a"), ("test", "c")):
         shutil.rmtree(tmp_path / other / name)
         shutil.copytree(tmp_path / "b" / name, tmp_path / other / name)
-        with pytest.raises(ValueError, match=f"{name} belongs to another dataset"):
+        with pytest.raises(ValueError, match=f"{name} belongs to a different dataset"):
             load(str(tmp_path / other))
 
 
-def test_what_was_settled_by_dividing_is_not_changed(tmp_path: Path) -> None:
+def test_options_fixed_when_partitioning_cannot_change(tmp_path: Path) -> None:
     write_shards(origin(), tmp_path / "out", parts=2)
     for reading, message in (
         (ReadOptions(corrupt="skip"), "the sizes of partitions are fixed"),
@@ -254,7 +254,7 @@ def test_pictures_stay_files(tmp_path: Path) -> None:
         assert torch.equal(data.images[torch.arange(len(data))], splits.train.images[order])
 
 
-def test_what_is_there_is_not_overwritten_and_nothing_half_is_left(
+def test_existing_output_is_kept_and_no_partial_output_remains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dat.data import sharding as shards

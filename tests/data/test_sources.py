@@ -24,7 +24,7 @@ def digits() -> Splits:
     return load("digits")
 
 
-def test_digits_are_what_they_are(digits: Splits) -> None:
+def test_digits_do_not_change(digits: Splits) -> None:
     assert (len(digits.train), len(digits.test)) == (1437, 360)
     for half in (digits.train, digits.test):
         assert half.images.shape[1:] == (1, 8, 8)
@@ -41,7 +41,7 @@ def test_the_split_of_digits_never_changes(digits: Splits) -> None:
     assert digits.test.labels[:12].tolist() == [3, 3, 4, 3, 6, 3, 4, 6, 0, 9, 0, 4]
 
 
-def test_no_digit_is_in_both_halves(digits: Splits) -> None:
+def test_no_digit_is_in_both_sets(digits: Splits) -> None:
     from sklearn.datasets import load_digits
 
     both = torch.cat((digits.train.tensor(), digits.test.tensor())).flatten(1).mul(16).tolist()
@@ -119,7 +119,9 @@ def test_channels_may_come_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 3, 3, 3), (6, 1, 5, 3), (6, 3, 5, 1)])
-def test_three_or_one_in_front_are_the_channels(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_leading_dimension_of_one_or_three_is_channels(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
     x = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
     assert load(save(tmp_path, x_train=x, x_test=x[:2])).train.images.shape == shape
 
@@ -132,7 +134,7 @@ def test_grey_float_images_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64])
-def test_labels_of_any_whole_type_are_read(dtype: type, tmp_path: Path) -> None:
+def test_labels_of_any_integer_type_are_read(dtype: type, tmp_path: Path) -> None:
     good = arrays()
     changed = {name: good[name].astype(dtype) for name in ("y_train", "y_test")}
     assert load(save(tmp_path, **changed)).train.labels.tolist() == [0, 1, 2, 0, 1, 2]
@@ -170,7 +172,7 @@ def test_wrong_arrays_are_refused(changes: Arrays, message: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("y", [np.zeros(0, int), np.zeros(6, complex)], ids=["none", "complex"])
-def test_odd_labels_are_refused(y: Any, tmp_path: Path) -> None:
+def test_invalid_labels_are_refused(y: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="labels"):
         load(save(tmp_path, y_train=y))
 
@@ -313,7 +315,7 @@ def test_a_function_may_return_its_own_statistics(user_module: str) -> None:
             "mydata:pairs",
             "data.name = 'mydata:pairs': mydata has no function or class 'pairs'",
         ),
-        ("mydata:", "data.name = 'mydata:': write your own as package.module:name"),
+        ("mydata:", "data.name = 'mydata:': must have the form package.module:name"),
         ("mydata:junk", r"data.name = 'mydata:junk': must return \(train, test\)"),
         (":pair", "package.module:name"),
         ("digit", "data.name = 'digit': unknown: did you mean digits?"),

@@ -37,7 +37,7 @@ class Pairs(IterableDataset[Any]):
 def sources(workers: int, batch: int = 8, stream: Stream | None = None) -> list[StreamSource]:
     stream = stream or Stream(Pairs(), images=40, classes=10)
     places = range(workers)
-    return [StreamSource.of_stream(stream, batch, workers=workers, place=place) for place in places]
+    return [StreamSource.of_stream(stream, batch, workers=workers, rank=place) for place in places]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -89,8 +89,8 @@ def test_training_on_a_stream(world: World) -> None:
     assert len(records) == 2 and records[1].loss < records[0].loss
 
 
-def test_what_needs_to_see_an_image_again_is_refused(world: World) -> None:
-    with pytest.raises(SettingError, match=r"the images of a stream do not come again"):
+def test_options_that_need_indexed_images_are_refused(world: World) -> None:
+    with pytest.raises(SettingError, match=r"a stream does not identify its images"):
         trainer(world, attack=PGD(steps=1, carry=True)).fit()
 
 
@@ -102,7 +102,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_streams_get_one_clear_line(case: str) -> None:
+def test_bad_streams_are_refused_in_one_line(case: str) -> None:
     pairs, message = BAD[case]
     with pytest.raises(ValueError, match=message):
         sources(1, stream=Stream(pairs, images=20, classes=10))

@@ -41,14 +41,17 @@ def test_images_are_read_or_mapped(tmp_path: Path, memory: float) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no labels": ({"image": published()["image"]}, "contains image: needs the arrays image and"),
+    "no labels": (
+        {"image": published()["image"]},
+        "contains image, but needs the arrays image and",
+    ),
     "another size": (
         {"image": np.zeros((4, 9, 9, 3), np.uint8), "label": np.arange(4)},
-        r"its images are \(3, 9, 9\), the training set's \(3, 8, 8\)",
+        r"its images are \(3, 9, 9\), those of the training set \(3, 8, 8\)",
     ),
     "another dtype": (
         {"image": np.zeros((4, 8, 8, 3), np.float32), "label": np.arange(4)},
-        "its pixels are torch.float32, the training set's torch.uint8",
+        "its pixels are torch.float32, those of the training set torch.uint8",
     ),
     "too many classes": (
         {"image": np.zeros((5, 8, 8, 3), np.uint8), "label": np.arange(5)},
@@ -64,15 +67,15 @@ def test_unsuitable_files_are_refused(tmp_path: Path, case: str) -> None:
         load_synthetic(write(tmp_path / "bad.npz", **arrays), LIKE)
 
 
-def test_their_share_of_a_batch_and_the_length_of_an_epoch(tmp_path: Path) -> None:
+def test_unlabelled_share_and_epoch_length(tmp_path: Path) -> None:
     data = load_synthetic(write(tmp_path / "1m.npz", **published()), LIKE)
     mix = Mix(share=0.7, epoch_by="original", name="synthetic")
-    made = make_batches(LIKE, data, mix, PartitionPlan(batch=20, workers=1, place=0, seed=0))
+    made = make_batches(LIKE, data, mix, PartitionPlan(batch=20, workers=1, rank=0, seed=0))
     assert made.steps == 60 // 20
     for epoch, step in ((0, 0), (0, 2), (40, 1)):
         batch = made.draw(epoch, step, torch.device("cpu"))
         assert (batch.numbers >= len(LIKE)).sum() == 14
         assert batch.weight.unique().tolist() == [1.0]
-    plan, mix = PartitionPlan(batch=20, workers=1, place=0, seed=0), replace(mix, share=0.01)
+    plan, mix = PartitionPlan(batch=20, workers=1, rank=0, seed=0), replace(mix, share=0.01)
     with pytest.raises(ValueError, match=r"data.synthetic_share = 0.01: leaves 20 labelled and 0"):
         make_batches(LIKE, data, mix, plan)

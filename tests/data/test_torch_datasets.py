@@ -82,7 +82,7 @@ FORMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_pytorch_users_have_becomes_image_data(form: str) -> None:
+def test_pytorch_datasets_become_image_data(form: str) -> None:
     same(image_data(FORMS[form]))
 
 
@@ -91,14 +91,14 @@ def test_bytes_arrays_and_pictures_are_read(form: Any) -> None:
     same(image_data(Pairs(form)), as_bytes(PIXELS).float() / 255)
 
 
-def test_names_and_listed_labels_are_taken_over() -> None:
+def test_class_names_and_listed_labels_are_used() -> None:
     dataset = WithTargets()
     data = image_data(dataset)
     assert data.names == dataset.classes
     assert dataset.reads <= 9  # the first image, and eight labels to compare
 
 
-def test_listed_labels_that_the_dataset_transforms_are_not_believed() -> None:
+def test_listed_labels_that_the_dataset_transforms_are_not_used() -> None:
     class Shifted(WithTargets):
         def __getitem__(self, row: int) -> tuple[Any, Any]:
             return PIXELS[row], (int(LABELS[row]) + 1) % 3
@@ -115,12 +115,12 @@ def test_random_transforms_depend_on_the_image_and_the_stream_alone() -> None:
     """Neither the order of reading nor the global generators matter."""
     images = DatasetImages(Pairs(noisy))
     rows = torch.tensor([3, 7, 1])
-    first = images.at_random(rows, Streams.of(0, "a", index=rows))
+    first = images.read_random(rows, Streams.of(0, "a", index=rows))
     torch.manual_seed(99)
     random.seed(99)
-    again = images.at_random(rows.flip(0), Streams.of(0, "a", index=rows.flip(0))).flip(0)
+    again = images.read_random(rows.flip(0), Streams.of(0, "a", index=rows.flip(0))).flip(0)
     assert torch.equal(first, again)
-    other = images.at_random(rows, Streams.of(0, "b", index=rows))
+    other = images.read_random(rows, Streams.of(0, "b", index=rows))
     assert not torch.equal(first, other)
     assert torch.equal(images[rows], images.take(rows)[torch.arange(3)])  # as for evaluation
 
@@ -152,7 +152,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_data_gets_one_clear_line(case: str) -> None:
+def test_bad_data_is_refused_in_one_line(case: str) -> None:
     data, message = BAD[case]
     with pytest.raises(ValueError, match=message):
         image_data(data).batch(torch.arange(2), torch.device("cpu"))

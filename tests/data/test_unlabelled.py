@@ -44,7 +44,7 @@ def test_a_file_of_arrays(tmp_path: Path, name: str) -> None:
     assert torch.equal(unlabelled.tensor(), torch.from_numpy(images).permute(0, 3, 1, 2))
 
 
-def test_a_set_whose_labels_are_ignored() -> None:
+def test_a_dataset_whose_labels_are_ignored() -> None:
     digits = load("digits").train
     unlabelled = load_unlabelled("digits", digits)
     assert torch.equal(unlabelled.tensor(), digits.tensor()) and not unlabelled.has_labels
@@ -89,7 +89,7 @@ def test_pseudo_labels_come_back_from_their_file(tmp_path: Path) -> None:
         pseudo.applied(GREY, 0.95)
 
 
-def test_a_file_about_other_images_is_refused(tmp_path: Path) -> None:
+def test_a_file_for_other_images_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "p.npz"
     PseudoLabels(torch.tensor([1, 0]), torch.tensor([0.9, 0.4])).save(path, GREY)
     other = ImageData.of(torch.ones(2, 1, 4, 5), torch.tensor([0, 2]))

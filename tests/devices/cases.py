@@ -121,7 +121,7 @@ def augmentation(settings: dict[str, Any], device: torch.device) -> Any:
     x, _ = image_batch(device, 32)
     made = data.Augmentation(**settings)
     windows = made.windows(streams(device))
-    seen = [] if windows is None else [windows.seen(32, 32), windows.back().cut(x)]
+    seen = [] if windows is None else [windows.visible_mask(32, 32), windows.inverse().apply(x)]
     return seen, made(x, streams(device)), made((255 * x).to(torch.uint8), streams(device))
 
 

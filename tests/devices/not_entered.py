@@ -25,7 +25,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "distributed/probe.py:_time.<locals>.run",
         "distributed/probe.py:probe_bucket",
         "distributed/probe.py:probe_ring",
-        "distributed/probe.py:probe_swap",
+        "distributed/probe.py:probe_all_to_all",
         "tools/planning/calibration.py:_kernels",
         "tools/planning/calibration.py:_median",
         "tools/planning/costs.py:fingerprint",
@@ -42,7 +42,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "train/atta.py:PerturbationStore.restore",
         "train/free.py:FreeReplay.load_worker_state",
         "train/resharding.py:reshard",
-        "train/trainer.py:Trainer._rehearse",
+        "train/trainer.py:Trainer._warm_up",
     ),
     "the simulated device is there, is alone, has no TF32, and is never out of memory": (
         "core/devices.py:_is_bound",
@@ -53,7 +53,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "distributed/world.py:SingleWorker.sum",
         "distributed/world.py:World.single",
     ),
-    "of DAT's own convolutions, which `ways` refuses for an accelerator": (
+    "of DAT's own convolutions, which `native_passes` excludes on an accelerator": (
         "kernels/convolve/layers.py:_is_supported",
     ),
     "the self-test is for real hardware; its own tests run it on CPUs": (

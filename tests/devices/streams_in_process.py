@@ -21,7 +21,7 @@ from dat.data import ImageData
 from dat.data.batches import Batches, RawBatch
 from dat.data.loader import Loader
 from dat.distributed import CONCRETE_PROTOCOLS, Exchange, Ledger, Reducer, World, reducer
-from dat.distributed.scatter import Gathering
+from dat.distributed.scatter import AllGather
 from dat.distributed.traffic import EventClock
 from dat.objectives import OBJECTIVES
 from dat.train import checkpoint
@@ -295,7 +295,7 @@ def transfers_end_with_their_collective(traced: TracedDevice) -> None:
         assert gathered.busy == pytest.approx(WORKERS * KERNEL), gathered  # a copy for each row
 
         ledger = Ledger(traced.device)
-        gather = Gathering(ledger, leaves=True)
+        gather = AllGather(ledger, crosses_nodes=True)
         for asynchronous in (False, True):
             out = torch.empty(WORKERS * 5, device=traced.device)
             group = dist.group.WORLD

@@ -45,7 +45,7 @@ def run_worker(allocator: str, *, pin: bool = False, **variables: str) -> dict[s
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
-def test_freed_memory_is_kept_for_the_next_tensors() -> None:
+def test_freed_memory_is_reused_for_the_next_tensors() -> None:
     """The system counts page faults: up to 4,096 for each of 20 tensors."""
     default, tuned = run_worker("system"), run_worker("tuned", pin=True)
     assert default["allocator"] == "system default" and "cores" not in default

@@ -139,7 +139,7 @@ def test_random_rounding_is_unbiased_over_positions_too(name: str, bits: int) ->
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9])
-def test_neighbours_are_rounded_independently(fraction: float) -> None:
+def test_adjacent_values_are_rounded_independently(fraction: float) -> None:
     up = rounded_up(fraction, KEY)
     for lag in (1, 2, 3, 4, 7, 8, 16, 64, 512):
         assert abs(correlation(up[:-lag], up[lag:])) < 5

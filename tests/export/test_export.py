@@ -321,7 +321,7 @@ def test_a_missing_package_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        ValueError, match=r"--format onnx: needs onnx: pip install 'dat-robust\[onnx\]'"
+        ValueError, match=r"--format onnx: needs onnx; run: pip install 'dat-robust\[onnx\]'"
     ):
         dat.export_run(tmp_path, formats=["onnx"])
 

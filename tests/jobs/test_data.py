@@ -77,7 +77,7 @@ def test_parts_are_written_described_and_verified(capsys: Capture, tmp_path: Pat
     [
         (
             ("fetch", "cifar11"),
-            "'cifar11': not a dataset that can be fetched: did you mean cifar10?",
+            "'cifar11': not a dataset that can be downloaded: did you mean cifar10?",
         ),
         (("info", "cifar10"), "not downloaded yet; run: dat data fetch cifar10"),
         (("info", "no/such/folder"), "no such file or folder"),

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from dat.kernels.convolve import (
     NativeConv2d,
-    Ways,
+    NativePasses,
     convolve,
-    faster,
     input_gradient,
+    native_convolutions,
+    native_passes,
     supported,
     use_native_convolutions,
-    ways,
     weight_gradient,
 )
 
@@ -93,7 +93,9 @@ def test_any_shape(
 
 
 @pytest.mark.parametrize(("size", "channels"), [(40, 16), (4, 64)])
-def test_the_number_of_threads_does_not_matter(size: int, channels: int, threads: None) -> None:
+def test_results_do_not_depend_on_the_number_of_threads(
+    size: int, channels: int, threads: None
+) -> None:
     x, gradient = numbers(9, channels, size, size), numbers(9, 32, size, size, seed=1)
     gradients = []
     for count in (1, 2, 3, 5):
@@ -136,7 +138,7 @@ def test_winograd_rounds_no_worse_than_the_direct_sum() -> None:
     assert mine < 2 * direct
 
 
-def test_neither_threads_nor_other_images_matter(threads: None) -> None:
+def test_results_depend_on_neither_threads_nor_other_images(threads: None) -> None:
     x, weight = numbers(23, 32, 7, 9), numbers(48, 32, 3, 3, seed=1)
     expected = convolve(x, weight)
     for count in (1, 2, 3, 5):
@@ -170,11 +172,11 @@ def ready(images: int) -> tuple[nn.Sequential, Tensor]:
 
 def test_a_network_learns_the_same() -> None:
     net, x = ready(40)
-    convolutions = [layer for layer in net if ways(layer) != Ways()]
-    assert [ways(layer).winograd for layer in convolutions] == [False, False, True]
+    convolutions = [layer for layer in net if native_passes(layer) != NativePasses()]
+    assert [native_passes(layer).winograd for layer in convolutions] == [False, False, True]
     values = [x, *net.parameters()]
     expected = torch.autograd.grad(net(x).square().sum(), values)
-    with faster(convolutions):
+    with native_convolutions(convolutions):
         loss = net(x).square().sum()
     assert "forward" not in vars(convolutions[0])
     actual = torch.autograd.grad(loss, values)
@@ -186,7 +188,7 @@ def test_a_network_learns_the_same() -> None:
 def test_a_gradient_is_laid_out_as_its_weights() -> None:
     """Otherwise DDP copies it, with a warning."""
     layer = last(nn.Conv2d(1, 16, 4, stride=2, padding=1))
-    with faster([layer]):
+    with native_convolutions([layer]):
         layer(numbers(40, 1, 8, 8)).sum().backward()
     assert isinstance(layer, nn.Conv2d) and layer.weight.grad is not None
     assert layer.weight.grad.stride() == layer.weight.stride()
@@ -201,13 +203,13 @@ def test_second_derivatives() -> None:
         return torch.autograd.grad(first.square().sum(), list(net.parameters()), allow_unused=True)
 
     expected = derivatives()
-    with faster(layer for layer in net if ways(layer) != Ways()):
+    with native_convolutions(layer for layer in net if native_passes(layer) != NativePasses()):
         mine = derivatives()
     for one, other in zip(mine, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_a_frozen_network_is_changed_for_good() -> None:
+def test_a_frozen_network_is_changed_permanently() -> None:
     net, x = ready(40)
     net.requires_grad_(False)
     expected = net(x)
@@ -238,5 +240,5 @@ def test_a_frozen_network_is_changed_for_good() -> None:
     ids=str,
 )
 def test_others_are_left_to_torch(layer: nn.Module) -> None:
-    assert ways(last(nn.Conv2d(8, 16, 3))).weight
-    assert ways(last(layer)) == Ways()
+    assert native_passes(last(nn.Conv2d(8, 16, 3))).weight
+    assert native_passes(last(layer)) == NativePasses()

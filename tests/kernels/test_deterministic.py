@@ -41,7 +41,7 @@ def gradient(layer: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_gradients_are_those_of_torch(name: str, request: pytest.FixtureRequest) -> None:
+def test_gradients_agree_with_torchs(name: str, request: pytest.FixtureRequest) -> None:
     expected = gradient(LAYERS[name])
     request.getfixturevalue("registered")
     actual = gradient(LAYERS[name])

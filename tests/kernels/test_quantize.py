@@ -187,7 +187,7 @@ VALUES: dict[str, Tensor] = {
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("name", ["max-64", "l2-64", "tensor"])
-def test_kernel_and_reference_agree_on_odd_values(name: str, values: str) -> None:
+def test_kernel_and_reference_agree_on_special_values(name: str, values: str) -> None:
     for bits, rounding in itertools.product(FEW_BITS, ROUNDINGS):
         quantizer, x = quantizers(bits, rounding)[name], VALUES[values]
         check_alike(quantizer, x, layout_of(quantizer, (len(x), 1)), modes=("set",))
@@ -212,7 +212,7 @@ def test_the_smallest_number_is_not_lost(bits: int) -> None:
 @pytest.mark.parametrize("broken", [torch.nan, -torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("bits", FEW_BITS)
 @pytest.mark.parametrize("name", ["max-64", "l2-64"])
-def test_broken_values_come_back_as_nan_and_spoil_their_bucket_alone(
+def test_broken_values_decode_to_nan_and_affect_only_their_bucket(
     name: str, bits: int, broken: float
 ) -> None:
     for rounding in ROUNDINGS:
@@ -232,7 +232,7 @@ def test_broken_values_come_back_as_nan_and_spoil_their_bucket_alone(
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("length", [300, 9000])
 @pytest.mark.parametrize("bits", FEW_BITS)
-def test_broken_values_spoil_their_tensor_or_the_whole_vector(bits: int, length: int) -> None:
+def test_broken_values_affect_their_tensor_or_the_whole_vector(bits: int, length: int) -> None:
     shapes = ((length, 1), (50, 1))
     x = normal(length + 50)
     x[[length - 7, length - 3]] = torch.tensor([torch.inf, torch.nan])
@@ -245,7 +245,7 @@ def test_broken_values_spoil_their_tensor_or_the_whole_vector(bits: int, length:
 
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("mode", MODES)
-def test_broken_groups_leave_what_is_not_to_blame_in_place(mode: str) -> None:
+def test_broken_groups_do_not_affect_other_groups(mode: str) -> None:
     """Also a negative zero: both sides do the same with it."""
     quantizer = Buckets(bits=4, size=8)
     layout = layout_of(quantizer, (2, 8))
@@ -267,7 +267,7 @@ def test_broken_groups_leave_what_is_not_to_blame_in_place(mode: str) -> None:
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("bits", FEW_BITS)
-def test_codes_are_twos_complement_from_the_lowest_bit_on(bits: int, rounding: str) -> None:
+def test_codes_are_twos_complement_from_the_lowest_bit(bits: int, rounding: str) -> None:
     """Read by hand: the format is what peers of another version would have to know."""
     quantizer = Buckets(bits=bits, size=16, rounding=rounding)
     length = 45
@@ -388,7 +388,7 @@ def test_an_empty_message_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "x", [torch.zeros(16, dtype=torch.float64), torch.zeros(2, 8), torch.zeros(32)[::2]]
 )
-def test_what_the_kernel_could_not_read_is_refused(x: Tensor) -> None:
+def test_invalid_kernel_inputs_are_refused(x: Tensor) -> None:
     quantizer = Buckets(bits=4, size=8)
     layout = layout_of(quantizer, (2, 8))
     with pytest.raises(AssertionError):
@@ -479,7 +479,7 @@ def test_measuring_first_gives_the_same_message() -> None:
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("bits", [3, 8, 16])
 @pytest.mark.parametrize("name", ["max-8", "max-512", "l2-64", "l2-1024", "tensor", "vector"])
-def test_threads_do_not_matter(name: str, bits: int) -> None:
+def test_results_do_not_depend_on_threads(name: str, bits: int) -> None:
     quantizer = quantizers(bits)[name]
     x, layout = normal(20011 + 8192 + 100), layout_of(quantizer, (20011, 1), (8192, 1), (100,))
     results = []
@@ -516,7 +516,9 @@ def test_squares_are_added_in_a_fixed_order(plain: ctypes.CDLL, share: float, le
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("bits", FEW_BITS)
 @pytest.mark.parametrize("name", ["max-512", "l2-64", "tensor"])
-def test_avx2_does_not_matter(plain: ctypes.CDLL, name: str, bits: int, rounding: str) -> None:
+def test_results_do_not_depend_on_avx2(
+    plain: ctypes.CDLL, name: str, bits: int, rounding: str
+) -> None:
     if not plain.dat_has_avx2():
         pytest.skip("no AVX2 here")
     quantizer = quantizers(bits, rounding)[name]
@@ -596,7 +598,7 @@ MUCH = 1.5 * 2.0**127
     st.sampled_from(ROUNDINGS),
     st.integers(0, 2**63 - 1),
 )
-def test_what_comes_back_is_within_a_step(
+def test_decoded_values_are_within_one_step(
     values: list[float], bits: int, name: str, rounding: str, key: int
 ) -> None:
     quantizer, x = quantizers(bits, rounding)[name], torch.tensor(values)
@@ -639,7 +641,7 @@ def test_without_the_kernel_the_same_bytes_are_sent(
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """The kernel is looked for again, in this test and after it."""
-    monkeypatch.delenv(kernel.AVOID, raising=False)
+    monkeypatch.delenv(kernel.DISABLE_VARIABLE, raising=False)
     library.cache_clear()
     yield monkeypatch
     library.cache_clear()
@@ -649,7 +651,7 @@ def found_at(origin: str | None) -> Any:
     return lambda name: ModuleSpec(name, None, origin=origin)
 
 
-def test_a_missing_kernel_is_told_once_and_torch_takes_over(fresh: pytest.MonkeyPatch) -> None:
+def test_a_missing_kernel_is_reported_once_and_torch_is_used(fresh: pytest.MonkeyPatch) -> None:
     fresh.setattr(importlib.util, "find_spec", lambda name: None)
     wanted = r"no native quantizer \(.*no C compiler.*\): .*slower.*Install gcc"
     with pytest.warns(UserWarning, match=wanted) as told:
@@ -662,7 +664,7 @@ def test_a_missing_kernel_is_told_once_and_torch_takes_over(fresh: pytest.Monkey
     assert torch.equal(message, reference_message(quantizer, normal(81), layout))
 
 
-def test_a_kernel_that_cannot_be_loaded_is_told_with_the_reason(
+def test_a_kernel_that_cannot_be_loaded_is_reported_with_the_reason(
     fresh: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "_kernel.so"
@@ -672,15 +674,15 @@ def test_a_kernel_that_cannot_be_loaded_is_told_with_the_reason(
         assert library() is None
 
 
-def test_who_does_not_want_the_kernel_is_not_told(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setenv(kernel.AVOID, "1")
+def test_a_disabled_kernel_is_not_reported(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setenv(kernel.DISABLE_VARIABLE, "1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert library() is None
-    assert kernel.AVOID == "DAT_NO_KERNEL"
+    assert kernel.DISABLE_VARIABLE == "DAT_NO_KERNEL"
 
 
-def test_the_kernel_is_looked_for_once(fresh: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_loaded_once(fresh: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def find_spec(name: str) -> None:

@@ -100,7 +100,7 @@ def assert_same_bits(mine: list[Tensor], theirs: list[Tensor]) -> None:
 @pytest.mark.parametrize(
     ("config", "decay"), [*((c, 0.1) for c in CONFIGS), *((c, 0.0) for c in EACH)]
 )
-def test_a_step_has_the_bits_of_the_native_kernel(
+def test_a_step_is_bitwise_identical_to_the_native_kernel(
     triton_launch: Any, config: OptimizerSettings, decay: float
 ) -> None:
     config = type(config).read(config.dump() | {"weight_decay": decay})
@@ -109,7 +109,7 @@ def test_a_step_has_the_bits_of_the_native_kernel(
 
 
 @pytest.mark.parametrize("config", EACH)
-def test_a_step_is_that_of_foreach(triton_launch: Any, config: OptimizerSettings) -> None:
+def test_a_step_agrees_with_foreach(triton_launch: Any, config: OptimizerSettings) -> None:
     mine = after_steps(config, OnGPU(triton_launch), channels_last=True)
     assert_alike(mine, after_steps(config, Forced(kernel=False), channels_last=True))
 
@@ -126,7 +126,9 @@ def test_layers_of_several_blocks(triton_launch: Any, config: OptimizerSettings)
 @native
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf, 3e38, 1e-45])
 @pytest.mark.parametrize("config", EACH)
-def test_what_is_not_finite(triton_launch: Any, config: OptimizerSettings, broken: float) -> None:
+def test_values_that_are_not_finite(
+    triton_launch: Any, config: OptimizerSettings, broken: float
+) -> None:
     options: dict[str, Any] = {"shapes": [(9, 5), (40,)], "broken": broken}
     mine = after_steps(config, OnGPU(triton_launch), **options)
     assert_same_bits(mine, after_steps(config, Forced(), **options))
@@ -163,7 +165,7 @@ def test_layers_beside_each_other_in_memory_are_not_touched(triton_launch: Any) 
     assert (row[:8] == 3).all() and (row[-9:] == 3).all() and not (row[8:-9] == 3).any()
 
 
-def test_without_triton_foreach_takes_over_silently() -> None:
+def test_without_triton_foreach_is_used_silently() -> None:
     mine = after_steps(LAMB(), OnGPU(None))
     assert all(map(torch.equal, mine, after_steps(LAMB(), Forced(kernel=False))))
 

@@ -140,7 +140,7 @@ def test_short_messages_at_every_length(triton_launch: Any, bits: int) -> None:
 
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("name", ["max-64", "l2-64"])
-def test_odd_values(triton_launch: Any, name: str, values: str) -> None:
+def test_special_values(triton_launch: Any, name: str, values: str) -> None:
     x = VALUES[values][-100:]
     for bits, rounding in zip((2, 8, 16), (*ROUNDINGS, "random"), strict=True):
         quantizer = quantizers(bits, rounding)[name]
@@ -316,7 +316,7 @@ def test_an_inexact_step_does_not_overflow_a_code(triton_launch: Any, bits: int)
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """The CPU passes for an accelerator."""
-    monkeypatch.delenv(kernel.AVOID, raising=False)
+    monkeypatch.delenv(kernel.DISABLE_VARIABLE, raising=False)
     kernel.triton_quantizer.cache_clear()
     monkeypatch.setattr(devices, "is_accelerator", lambda device: True)
     yield monkeypatch
@@ -338,7 +338,7 @@ def results(quantizer: Quantizer) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", ["max-64", "vector"])
-def test_accelerators_take_the_triton_kernels(
+def test_accelerators_use_the_triton_kernels(
     triton_launch: Any, on_gpu: pytest.MonkeyPatch, name: str
 ) -> None:
     quantizer = quantizers(4)[name]
@@ -355,7 +355,7 @@ def test_accelerators_take_the_triton_kernels(
 
 
 @pytest.mark.parametrize("name", ["max-64", "vector"])
-def test_accelerators_without_triton_take_torch_and_say_so_once(
+def test_accelerators_without_triton_use_torch_and_report_it_once(
     on_gpu: pytest.MonkeyPatch, name: str
 ) -> None:
     quantizer = quantizers(4)[name]
@@ -368,7 +368,7 @@ def test_accelerators_without_triton_take_torch_and_say_so_once(
     assert len(told) == 1
 
 
-def test_a_missing_triton_is_told_with_the_reason(on_gpu: pytest.MonkeyPatch) -> None:
+def test_missing_triton_is_reported_with_the_reason(on_gpu: pytest.MonkeyPatch) -> None:
     on_gpu.setattr(devices, "supports_triton", lambda device: True)
     on_gpu.setitem(sys.modules, LAUNCH, None)
     with pytest.warns(UserWarning, match=r"no Triton quantizer: .*slower.*Install triton"):
@@ -380,8 +380,8 @@ def test_other_workers_are_silent(on_gpu: pytest.MonkeyPatch) -> None:
     assert kernel.triton_quantizer(torch.device("cpu")) is None
 
 
-def test_who_does_not_want_the_kernels_is_not_told(on_gpu: pytest.MonkeyPatch) -> None:
-    on_gpu.setenv(kernel.AVOID, "1")
+def test_disabled_kernels_are_not_reported(on_gpu: pytest.MonkeyPatch) -> None:
+    on_gpu.setenv(kernel.DISABLE_VARIABLE, "1")
     assert kernel.triton_quantizer(torch.device("cpu")) is None
 
 

@@ -79,9 +79,9 @@ def test_only_names_of_this_form_are_those_of_libraries() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("timm/resnet18", "needs timm: pip install 'dat-robust[timm]'"),
-        ("torchvision/resnet18", "needs torchvision: pip install 'dat-robust[torchvision]'"),
-        ("hf/resnet", "needs transformers: pip install 'dat-robust[hf]'"),
+        ("timm/resnet18", "needs timm; run: pip install 'dat-robust[timm]'"),
+        ("torchvision/resnet18", "needs torchvision; run: pip install 'dat-robust[torchvision]'"),
+        ("hf/resnet", "needs transformers; run: pip install 'dat-robust[hf]'"),
     ],
 )
 def test_a_missing_package_is_one_line(

@@ -130,7 +130,7 @@ def side_by_side(
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("scale", [1.0, 9.0])
-def test_official_lamb_is_that_of_pytorch_optimizer(decay: float, scale: float) -> None:
+def test_official_lamb_agrees_with_pytorch_optimizer(decay: float, scale: float) -> None:
     # theirs has eps in the ratio's denominator too: small enough, it cannot be seen; without its
     # adam_debias the rate is divided by 1 - beta1^t, which no version of the algorithm does
     mine, theirs = side_by_side(
@@ -149,7 +149,7 @@ def test_official_lamb_is_that_of_pytorch_optimizer(decay: float, scale: float) 
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_classic_lars_is_that_of_pytorch_optimizer() -> None:
+def test_classic_lars_agrees_with_pytorch_optimizer() -> None:
     mine, theirs = side_by_side(
         LARS(
             preset="classic",
@@ -169,7 +169,7 @@ def test_classic_lars_is_that_of_pytorch_optimizer() -> None:
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd_is_torchs_bit_for_bit(nesterov: bool) -> None:
+def test_sgd_is_bitwise_identical_to_torchs(nesterov: bool) -> None:
     mine, theirs = layers(torch.float32), layers(torch.float32)
     reference = torch.optim.SGD(
         theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=nesterov

@@ -102,7 +102,7 @@ def test_signatures_and_annotations_are_those_of_the_settings(kind: Any) -> None
 
 
 @pytest.mark.parametrize("kind", [dat.SGD, dat.LSGD, AdamW])
-def test_settings_of_torchs_own_say_so(kind: Any) -> None:
+def test_settings_called_with_parameters_name_torchs_optimizer(kind: Any) -> None:
     with pytest.raises(TypeError, match=r"use torch\.optim\.(SGD|AdamW)"):
         kind(layers().parameters(), lr=0.1)
 
@@ -119,7 +119,7 @@ SAME: list[OptimizerSettings] = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["kernel", "torch"])
 @pytest.mark.parametrize("settings", SAME, ids=str)
-def test_the_trainers_optimizer_is_the_same_bit_for_bit(
+def test_the_trainers_optimizer_is_bitwise_identical(
     settings: OptimizerSettings, dtype: torch.dtype
 ) -> None:
     model, other, named = layers(dtype), layers(dtype), layers(dtype)
@@ -275,7 +275,7 @@ def test_closure_and_zero_grad(make: Make) -> None:
 
 @every_class
 @pytest.mark.parametrize("through", ["state dict", "file", "deepcopy", "pickle"])
-def test_copies_go_on_bit_for_bit(make: Make, through: str) -> None:
+def test_copied_optimizers_continue_bitwise_identically(make: Make, through: str) -> None:
     model = layers(torch.float32)
     optimizer = make(model.named_parameters())
     train(model, optimizer, range(3))
@@ -369,7 +369,7 @@ def test_trust_ratios_of_plain_parameters() -> None:
         assert sorted(adapted) == ([0, 1, 1, 2, 4] if adapt_1d else [2, 4])
 
 
-def test_a_direction_of_ones_own() -> None:
+def test_a_custom_direction() -> None:
     """A function, which has no options, and a dataclass, whose numbers are options of groups."""
     model, other = layers(), layers()
 

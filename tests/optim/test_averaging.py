@@ -69,7 +69,7 @@ def test_buffers_are_the_models() -> None:
     assert ema.module.get_buffer("1.num_batches_tracked") == 2
 
 
-def test_the_module_is_for_evaluation_and_on_its_own() -> None:
+def test_the_averaged_module_is_an_independent_copy_in_eval_mode() -> None:
     model = network()
     ema = EMA(model, 0.9)
     assert not any(module.training for module in ema.module.modules())
@@ -82,7 +82,7 @@ def test_the_module_is_for_evaluation_and_on_its_own() -> None:
     assert not any(module.training for module in ema.module.modules())
 
 
-def test_a_checkpoint_goes_on_bit_for_bit() -> None:
+def test_a_resumed_optimizer_is_bitwise_identical() -> None:
     model = network()
     ema = EMA(model, 0.999)
     move(model, 0)
@@ -96,7 +96,7 @@ def test_a_checkpoint_goes_on_bit_for_bit() -> None:
     assert resumed.updates == 2
 
 
-def test_parameters_of_whole_numbers_are_copied() -> None:
+def test_integer_parameters_are_copied() -> None:
     model = nn.ParameterList(
         [torch.ones(2), nn.Parameter(torch.tensor([3, 4]), requires_grad=False)]
     )
@@ -107,6 +107,6 @@ def test_parameters_of_whole_numbers_are_copied() -> None:
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
-def test_wrong_decay(decay: float) -> None:
+def test_a_wrong_decay_is_refused(decay: float) -> None:
     with pytest.raises(ValueError, match="decay"):
         EMA(network(), decay)

@@ -44,7 +44,7 @@ def test_a_smaller_gradient_is_left_alone(name: str) -> None:
     assert all(map(torch.equal, plain, clipped))
 
 
-def test_it_is_torchs_clipping() -> None:
+def test_clipping_agrees_with_torchs() -> None:
     """Against torch's own optimizer with its own clipping."""
     model, other = network(), network()
     ours = OPTIMIZERS["sgd"](lr=0.1, clip=NORM)(model)

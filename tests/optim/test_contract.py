@@ -69,7 +69,7 @@ def test_reduces_a_quadratic(config: OptimizerSettings) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=label)
-def test_a_checkpoint_goes_on_bit_for_bit(config: OptimizerSettings) -> None:
+def test_a_resumed_optimizer_is_bitwise_identical(config: OptimizerSettings) -> None:
     model = layers(torch.float32)
     optimizer = config(model)
     train(model, optimizer, range(3))
@@ -89,7 +89,9 @@ def test_a_checkpoint_goes_on_bit_for_bit(config: OptimizerSettings) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=label)
-def test_leaves_gradients_and_what_has_none_alone(config: OptimizerSettings) -> None:
+def test_a_step_changes_neither_gradients_nor_parameters_without_one(
+    config: OptimizerSettings,
+) -> None:
     model = layers()
     model[0].requires_grad_(False)
     optimizer = config(model)
@@ -105,7 +107,7 @@ def test_leaves_gradients_and_what_has_none_alone(config: OptimizerSettings) -> 
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=label)
-def test_decay_1d_is_about_vectors_alone(config: OptimizerSettings) -> None:
+def test_decay_1d_affects_only_vectors(config: OptimizerSettings) -> None:
     for decay_1d in (True, False):
         changed = type(config).read(config.dump() | {"weight_decay": 0.5, "decay_1d": decay_1d})
         matrices, vectors = changed(layers()).param_groups

@@ -130,7 +130,7 @@ def assert_same(mine: list[Tensor], theirs: list[Tensor]) -> None:
     other_order=st.booleans(),
     absent=st.lists(st.sets(st.integers(0, 5)), min_size=1, max_size=4),
 )
-def test_a_step_is_that_of_foreach(
+def test_a_step_agrees_with_foreach(
     config: OptimizerSettings,
     shapes: list[tuple[int, ...]],
     seed: int,
@@ -166,7 +166,7 @@ def test_a_step_is_that_of_foreach(
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_step_is_that_in_double_precision(config: OptimizerSettings) -> None:
+def test_a_step_agrees_with_double_precision(config: OptimizerSettings) -> None:
     shapes = [(300, 200), (64, 3, 3, 3), (70_001,), (5,)]
     weights = random_tensors(shapes, 0, 0.05)
     model, exact = model_of(weights), model_of([weight.double() for weight in weights])
@@ -179,7 +179,7 @@ def test_a_step_is_that_in_double_precision(config: OptimizerSettings) -> None:
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_official_lamb_is_that_of_pytorch_optimizer(decay: float) -> None:
+def test_official_lamb_agrees_with_pytorch_optimizer(decay: float) -> None:
     shapes = [(40, 30), (8, 3, 3, 3), (515,)]
     weights = random_tensors(shapes, 0, 1.0)
     model, other = model_of(weights), model_of(weights)
@@ -275,7 +275,7 @@ def test_loaded_moments_are_laid_out_as_the_weights_once() -> None:
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf"), 1e30, 1e-30])
 @pytest.mark.parametrize("where", ["gradient", "weight"])
-def test_what_is_not_finite_goes_where_it_goes_in_torch(
+def test_non_finite_values_propagate_as_in_torch(
     config: OptimizerSettings, broken: float, where: str
 ) -> None:
     shapes = [(40, 30), (515,), (8,), (2,)]  # one value alone has a norm without squares in torch
@@ -296,7 +296,7 @@ def test_what_is_not_finite_goes_where_it_goes_in_torch(
 
 @pytest.mark.parametrize("config", EACH)
 @pytest.mark.parametrize("scale", [1e-42, 1e-25, 1e18, 1e25])
-def test_norms_vanish_and_overflow_where_torchs_do(config: OptimizerSettings, scale: float) -> None:
+def test_norms_underflow_and_overflow_as_torchs_do(config: OptimizerSettings, scale: float) -> None:
     weights = random_tensors([(40, 30)], 0, 1.0)
     model, other = model_of(weights), model_of(weights)
     mine, theirs = build_optimizer(config, model), build_optimizer(config, other)
@@ -349,7 +349,7 @@ def test_a_group_is_one_call(config: OptimizerSettings, calls: list[int]) -> Non
     assert calls == [3, 2]
 
 
-def test_what_the_kernel_cannot_take_is_left_to_torch(calls: list[int]) -> None:
+def test_unsupported_layers_are_left_to_torch(calls: list[int]) -> None:
     class Own(Tensor):
         pass
 
@@ -373,7 +373,7 @@ def test_what_the_kernel_cannot_take_is_left_to_torch(calls: list[int]) -> None:
     )
 
 
-def test_a_direction_of_ones_own_is_left_to_torch(calls: list[int]) -> None:
+def test_a_custom_direction_is_computed_by_torch(calls: list[int]) -> None:
     model = model_of([torch.ones(2, 2)])
 
     def plain_gradient(
@@ -388,7 +388,7 @@ def test_a_direction_of_ones_own_is_left_to_torch(calls: list[int]) -> None:
 
 
 @pytest.mark.parametrize("config", EACH)
-def test_autograd_notices_that_weights_have_changed(config: OptimizerSettings) -> None:
+def test_autograd_detects_changed_weights(config: OptimizerSettings) -> None:
     model = model_of([torch.ones(3, 3)])
     optimizer = build_optimizer(config, model)
     loss = model[0].square().sum()
@@ -398,7 +398,9 @@ def test_autograd_notices_that_weights_have_changed(config: OptimizerSettings) -
 
 
 @pytest.mark.parametrize("config", EACH)
-def test_a_copy_and_a_reloaded_one_go_on_bit_for_bit(config: OptimizerSettings) -> None:
+def test_copied_and_reloaded_optimizers_continue_bitwise_identically(
+    config: OptimizerSettings,
+) -> None:
     shapes = [(300, 200), (64, 3, 3, 3), (515,)]
     model = model_of(random_tensors(shapes, 0, 1.0), channels_last=True)
     optimizer = build_optimizer(config, model)
@@ -445,7 +447,7 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_what_cannot_be_loaded_is_done_without(
+def test_a_missing_kernel_falls_back_to_torch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "kernel.so").write_bytes(b"no library")

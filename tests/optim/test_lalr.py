@@ -18,6 +18,7 @@ from dat.optim import (
     LAMB,
     LARS,
     AdamDirection,
+    ClassicLARS,
     LAMBSettings,
     Layerwise,
     MomentumDirection,
@@ -109,7 +110,7 @@ def test_a_layer_that_starts_at_zero_learns(config: OptimizerSettings) -> None:
             assert ratio == 1
 
 
-def test_with_a_lower_bound_a_layer_at_zero_has_a_tau() -> None:
+def test_with_a_lower_bound_the_step_at_zero_is_lr_times_c_l() -> None:
     model = layers()
     train(model, LAMB(lr=0.1, c_l=0.5)(model), range(1))
     assert float(model[3].detach().norm()) == pytest.approx(0.1 * 0.5)
@@ -139,7 +140,7 @@ def test_the_bounds_clip_the_ratio() -> None:
     assert ratios == pytest.approx([1.0, 2.0, 10.0])
 
 
-def test_groups_without_adaptation_take_the_bare_direction() -> None:
+def test_groups_without_adaptation_use_the_direction_itself() -> None:
     model = layers()
     before = weights_of(model)
     optimizer = LALR(
@@ -197,7 +198,7 @@ def test_which_layers_are_adapted_and_decayed(
         (LAMB(debias=False), False),
     ],
 )
-def test_debias_is_the_presets_unless_it_is_given(config: LAMBSettings, debiased: bool) -> None:
+def test_debias_follows_the_preset_unless_set(config: LAMBSettings, debiased: bool) -> None:
     direction = config(layers()).direction
     assert isinstance(direction, AdamDirection)
     assert direction.debias is debiased
@@ -222,7 +223,7 @@ def test_a_layer_without_gradients_keeps_its_own_count() -> None:
 
 
 @pytest.mark.parametrize("config", [*EQ3, LARS(preset="classic")])
-def test_a_copy_goes_on_bit_for_bit(config: OptimizerSettings) -> None:
+def test_a_copied_optimizer_continues_bitwise_identically(config: OptimizerSettings) -> None:
     model = layers(torch.float32)
     optimizer = config(model)
     train(model, optimizer, range(3))
@@ -303,3 +304,16 @@ def test_sparse_gradients_are_refused() -> None:
 def test_lalr_refuses_wrong_values(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LALR(layers().parameters(), AdamDirection(), **{"lr": 0.1} | wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lr": -0.1}, "lr = -0.1, weight_decay = 0.0: must be at least 0"),
+        ({"momentum": 1.0}, "momentum = 1.0: must be at least 0 and below 1"),
+        ({"trust_coefficient": 0.0}, "trust_coefficient = 0.0: must be above 0"),
+    ],
+)
+def test_classic_lars_refuses_wrong_values(wrong: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ClassicLARS(layers().parameters(), **wrong)  # type: ignore[arg-type]

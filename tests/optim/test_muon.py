@@ -23,7 +23,7 @@ def linears(dtype: torch.dtype = torch.float32) -> nn.ParameterList:
 
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_it_is_torchs_muon_bit_for_bit(adjust: str, nesterov: bool) -> None:
+def test_muon_is_bitwise_identical_to_torchs(adjust: str, nesterov: bool) -> None:
     """torch iterates in bfloat16."""
     mine, theirs = linears(), linears()
     options: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9}
@@ -33,7 +33,7 @@ def test_it_is_torchs_muon_bit_for_bit(adjust: str, nesterov: bool) -> None:
     assert_same(mine, theirs)
 
 
-def test_in_float32_it_is_torchs_muon_to_the_rounding_of_bfloat16() -> None:
+def test_muon_in_float32_agrees_with_torchs_up_to_bfloat16_rounding() -> None:
     mine, theirs = linears(), linears()
     before = weights_of(mine)
     train(mine, Muon(mine.parameters(), lr=0.02, adjust_lr_fn="original"), range(5))
@@ -87,7 +87,7 @@ def test_memory_format_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("decay_1d", [True, False])
-def test_the_rest_is_torchs_adamw_bit_for_bit(decay_1d: bool) -> None:
+def test_other_parameters_are_updated_as_by_torchs_adamw(decay_1d: bool) -> None:
     mine, theirs = layers(torch.float32), layers(torch.float32)
     options: dict[str, Any] = {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
     groups: list[dict[str, Any]] = [
@@ -105,7 +105,7 @@ def test_the_rest_is_torchs_adamw_bit_for_bit(decay_1d: bool) -> None:
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("decay_1d", [True, False])
-def test_adamw_is_torchs_bit_for_bit(fused: bool, decay_1d: bool) -> None:
+def test_adamw_is_bitwise_identical_to_torchs(fused: bool, decay_1d: bool) -> None:
     mine, theirs = layers(torch.float32), layers(torch.float32)
     settings = AdamW(lr=0.1, betas=(0.8, 0.9), eps=1e-6, fused=fused, decay_1d=decay_1d)
     train(mine, settings(mine), range(4))
@@ -148,7 +148,7 @@ def test_which_parameters_are_orthogonalized(head: str) -> None:
     assert len(states) == len(names)
 
 
-def test_factors_are_torchs() -> None:
+def test_rate_factors_agree_with_torchs() -> None:
     from torch.optim._muon import _adjust_lr
 
     for shape in ((4, 7), (9, 3), (6, 2, 3, 3)):
@@ -223,7 +223,7 @@ def test_workers_share_the_matrices(monkeypatch: pytest.MonkeyPatch, precision: 
     assert 0 < len(sent[0]) == len(sent[1]) < sum(p.numel() for p in model.parameters())
 
 
-def test_little_work_is_not_shared() -> None:
+def test_small_matrices_are_not_shared() -> None:
     model = linears()
     optimizer = Muon(model.parameters(), lr=0.1)
     sent: dict[int, Tensor] = {}

@@ -35,7 +35,7 @@ def test_piecewise_drops_at_the_papers_milestones(
     assert schedule(epochs, epochs) == pytest.approx(1e-3)
 
 
-def test_piecewise_with_milestones_of_ones_own() -> None:
+def test_piecewise_with_custom_milestones() -> None:
     schedule = Piecewise(milestones=(2, 5), factor=0.5)
     assert factors(schedule, [0, 1.9, 2, 4.9, 5, 9], 10) == [1, 1, 0.5, 0.5, 0.25, 0.25]
 
@@ -79,7 +79,7 @@ TORCHS: dict[str, Literal["cos", "linear"]] = {"cosine": "cos", "linear": "linea
 
 @pytest.mark.parametrize("anneal", TORCHS)
 @pytest.mark.parametrize("peak_at", [0.1, 0.3, 0.8])
-def test_one_cycle_is_that_of_torch(peak_at: float, anneal: str) -> None:
+def test_one_cycle_agrees_with_torchs(peak_at: float, anneal: str) -> None:
     """torch's phases end one step early, at step peak_at * N - 1 and at the last step: at the same
     share of a phase, the rates are the same."""
     steps, schedule = 40, OneCycle(peak_at=peak_at, anneal=anneal)

@@ -194,10 +194,11 @@ def test_crops_are_undone_exactly(
     crops = windows(6, seed, kind)
     x = torch.arange(1, 1 + 6 * 2 * height * width).reshape(6, 2, height, width)
     x = x.to(torch.uint8) if as_bytes else x.float()  # a C kernel crops bytes
-    visible = crops.seen(height, width)
-    assert torch.equal(crops.back().cut(crops.cut(x)), x * visible)
-    assert torch.equal(crops.cut(crops.back().cut(x)), x * (crops.cut(torch.ones_like(x)) > 0))
-    assert all(torch.equal(*pair) for pair in zip(crops.back().back(), crops, strict=True))
+    visible = crops.visible_mask(height, width)
+    assert torch.equal(crops.inverse().apply(crops.apply(x)), x * visible)
+    inside = crops.apply(torch.ones_like(x)) > 0
+    assert torch.equal(crops.apply(crops.inverse().apply(x)), x * inside)
+    assert all(torch.equal(*pair) for pair in zip(crops.inverse().inverse(), crops, strict=True))
 
 
 def make_store(
@@ -239,7 +240,7 @@ def test_invisible_pixels_keep_their_perturbation(norm: str) -> None:
     crops = windows(5, 3)
     store.keep(torch.zeros_like(delta), DrawnImages(store.numbers, crops, 1))
     after = store.start(x, x, DrawnImages(store.numbers, None, 2)) - x
-    visible = crops.seen(6, 6)
+    visible = crops.visible_mask(6, 6)
     assert (after[visible] == 0).all()
     tolerance = 0.0 if norm == "linf" else EPS / 127
     torch.testing.assert_close(after[~visible], before[~visible], rtol=0, atol=tolerance + 1e-7)
@@ -255,7 +256,7 @@ def test_a_reset_drops_earlier_perturbations() -> None:
         assert torch.equal(start[[0, 2]], fresh[[0, 2]]) is not known
 
 
-def test_of_duplicates_in_a_batch_the_last_is_stored() -> None:
+def test_the_last_duplicate_in_a_batch_is_stored() -> None:
     store, (x, delta) = make_store(), ball(4, "linf", 1)
     store.keep(delta, DrawnImages(torch.tensor([3, 9, 3, 3]), None, 0))
     stored = store.start(x, x, DrawnImages(store.numbers[1:2].repeat(4), None, 1)) - x

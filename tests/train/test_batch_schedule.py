@@ -98,7 +98,7 @@ def test_pieces_do_not_grow(world: World) -> None:
     assert sizes == [3, 4] * 4
 
 
-def test_free_replays_the_grown_batch(world: World) -> None:
+def test_free_training_replays_the_grown_batch(world: World) -> None:
     made = trainer(world, attack=Free(replays=3), grow=(1,), grow_by=2, epochs=2)
     made.fit()
     assert made.updates == 3 * (5 + 2)

@@ -53,11 +53,11 @@ def test_chance_level_is_reported(ta: float, images: int, warned: bool) -> None:
     test = ImageData.of(torch.rand(1000, 2, 2), torch.arange(1000) % 10)
     warnings = chance_level_warnings(ta, images, test)
     assert bool(warnings) == warned
-    text = f"nothing was learned: TA {ta} %, and always predicting one"
+    text = f"the model has learned nothing: TA is {ta} %, and always predicting one"
     assert not warnings or warnings[0].startswith(text)
 
 
-def test_with_one_class_there_is_nothing_to_learn() -> None:
+def test_with_one_class_there_is_no_warning() -> None:
     test = ImageData.of(torch.rand(10, 2, 2), torch.zeros(10).long())
     assert chance_level_warnings(100.0, 10, test) == []
 

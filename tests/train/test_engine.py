@@ -161,7 +161,7 @@ def test_recompute_needs_blocks(world: World) -> None:
         trainer(world, Compute(recompute=True), cnn())
 
 
-def test_mixed_precision_stays_near(world: World) -> None:
+def test_mixed_precision_stays_close(world: World) -> None:
     low = trainer(world, Compute(precision="bfloat16"))
     assert low.worker.engine.notes[-1] == "bfloat16"
     losses, state = stepped(low)
@@ -236,7 +236,7 @@ def test_a_copy_is_dropped_by_all_workers_or_by_none(world: World) -> None:
 def test_auto_compiles_only_if_it_pays_off() -> None:
     model, x = cnn(), images().tensor()
     assert "compiled" not in " ".join(Engine.of(model, Compute(), x, 10**12).notes)  # a CPU
-    with pytest.raises(SettingError, match=r"compute.compile = on: compiles the copy"):
+    with pytest.raises(SettingError, match=r"compute.compile = on: needs the folded copy"):
         Engine.of(model, Compute(compile="on", fold=False), x, 0)
 
 

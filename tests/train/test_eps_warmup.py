@@ -97,6 +97,6 @@ def test_attacks_with_a_memory_train(world: World, attack: Any) -> None:
     assert len(made.fit()) == 4
 
 
-def test_it_must_end_before_the_run_does(world: World) -> None:
+def test_warmup_must_end_before_the_run(world: World) -> None:
     with pytest.raises(SettingError, match=r"eps_warmup = 5: must be at most train.epochs = 4"):
         trainer(world, eps_warmup=5.0)

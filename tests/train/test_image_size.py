@@ -51,7 +51,7 @@ def trainer(world: World, **settings: Any) -> Trainer:
     )
 
 
-def test_sizes_follow_each_other() -> None:
+def test_sizes_follow_the_schedule() -> None:
     phases = ImageSize(sizes=(84, 112), until=(80, 95))
     assert [phases.size(epoch) for epoch in (0, 79, 80, 94, 95, 99)] == [
         84,
@@ -106,8 +106,8 @@ def test_noise_has_the_size_of_the_images(world: World) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"resize": (4,)}, "train.resize = 4: 1 sizes, and 0 epochs"),
-        ({"resize_until": (2,)}, "train.resize_until = 2: 0 sizes, and 1 epochs"),
+        ({"resize": (4,)}, "train.resize = 4: train.resize and .* the same length, not 1 and 0"),
+        ({"resize_until": (2,)}, "train.resize_until = 2: .* the same length, not 0 and 1"),
         ({"resize": (4, 6), "resize_until": (2, 2)}, "train.resize_until = 2, 2: must increase"),
         ({"resize": (4,), "resize_until": (4,)}, "resize_until = 4: must be below train.epochs"),
         ({"resize": (9,), "resize_until": (1,)}, "train.resize = 9: images are only 8 pixels"),

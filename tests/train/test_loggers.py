@@ -151,7 +151,7 @@ def test_names_and_packages_are_checked(monkeypatch: pytest.MonkeyPatch) -> None
         make_loggers(["wandbe"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name in ("wandb", "mlflow"):
-        message = rf"train\.log = {name}: needs {name}: pip install 'dat-robust\[{name}\]'"
+        message = rf"train\.log = {name}: needs {name}; run: pip install 'dat-robust\[{name}\]'"
         with pytest.raises(ValueError, match=message):
             make_loggers([name])
 

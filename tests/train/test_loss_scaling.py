@@ -216,7 +216,7 @@ def attacked(world: World, net: nn.Module, name: str, **settings: Any) -> tuple[
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_training_attack_finds_in_float16_what_it_finds_in_float32(
+def test_a_training_attack_in_float16_agrees_with_float32(
     world: World, name: str, mode: str
 ) -> None:
     """In eval mode on a network that is so certain that some losses are below 1e-10, in train mode
@@ -229,7 +229,7 @@ def test_a_training_attack_finds_in_float16_what_it_finds_in_float32(
     assert ((half - exact).abs() < EPS / 10)[moved].float().mean() > 0.9
 
 
-def test_images_have_a_common_scale_where_they_depend_on_each_other(world: World) -> None:
+def test_dependent_images_have_a_common_scale(world: World) -> None:
     """In train mode, or if a network always normalizes by the batch. Then the attack depends on
     the loss scale; otherwise it does not."""
     always = nn.BatchNorm2d(1, track_running_stats=False)
@@ -280,7 +280,7 @@ def everything(made: Trainer) -> dict[str, Any]:
         {
             "model": made.model.state_dict(),
             "optimizer": worker.optimizer.state_dict()["state"],
-            "memories": [memory.left for memory in worker.exchange.memories],
+            "memories": [memory.residual for memory in worker.exchange.memories],
             "ema": made.models()["ema-"].state_dict(),
             "updates": made.updates,
             "taken": made.tally.taken,
@@ -343,7 +343,7 @@ def test_the_exchange_sends_and_remembers_the_unscaled_gradient(world: World) ->
             batch = worker.draw(0, step)
             exchange.begin(0, step)
             worker.backward(worker.forward(batch, batch.x), batch)
-        memories = [memory.left for memory in exchange.memories]
+        memories = [memory.residual for memory in exchange.memories]
         assert memories[0].any()
         return [*memories, *(p.grad for p in made.model.parameters() if p.grad is not None)]
 
@@ -360,7 +360,7 @@ def test_divergence_is_reported_at_the_smallest_scale(world: World) -> None:
     assert all(weights)
 
 
-def test_the_guard_sees_only_what_the_scale_does_not_cure(world: World) -> None:
+def test_the_guard_sees_only_steps_that_scaling_does_not_fix(world: World) -> None:
     made = trainer(world, plain().append(OverflowsAt(2, 5, 6, 7)), loss_scale=4.0, guard="skip")
     made.fit()
     assert made.parts.one(LossScale).skipped == 2

@@ -86,7 +86,7 @@ def test_mixup_is_a_weighted_mean_of_images_and_of_labels(world: World) -> None:
         assert torch.equal(mixed.draws.index, plain.draws.index)
 
 
-def test_cutmix_pastes_a_box_and_the_labels_weigh_as_the_areas(world: World) -> None:
+def test_cutmix_pastes_a_box_and_weights_labels_by_area(world: World) -> None:
     made = trainer(world, cutmix=1.0)
     weights = set()
     for step in range(made.steps):
@@ -236,7 +236,7 @@ def test_accuracy_is_that_of_the_larger_weight(world: World) -> None:
         ({"mixup": -1}, "train.mixup = -1: must be at least 0"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(
+def test_incompatible_settings_are_refused(
     world: World, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SettingError, match=message) as error:

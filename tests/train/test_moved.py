@@ -33,7 +33,7 @@ def test_current_arguments_are_not_refused() -> None:
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_the_new_place_exists(name: str) -> None:
+def test_the_new_location_exists(name: str) -> None:
     """`Trainer(data=TrainingData(labelled=..., mix=...))`: each class takes these arguments."""
     calls = [
         node

@@ -163,7 +163,7 @@ def finite_sums(world: World, quantizer: Quantizer, protocol: Protocol) -> dict[
             gradient[LENGTH // 2] = value
         finite[str(value)] = bool(reducer.sum(0, gradient, slots()).wait().isfinite().all())
         for memory in reducer.memories or ():
-            memory.left.zero_()
+            memory.residual.zero_()
     reducer.close()
     return finite
 

@@ -20,7 +20,8 @@ from dat.models.vit import ViT
 from dat.objectives import TRADES
 from dat.optim import LAMB, LARS, SGD, AdamW
 from dat.train import Callback, Checkpoint, Checkpointer, Trainer
-from dat.train.engine import Compute, blocks_of
+from dat.train.activation_checkpointing import blocks_of
+from dat.train.engine import Compute
 from dat.train.step import StepReport
 from tests.trainers import make_trainer
 

@@ -158,7 +158,7 @@ def test_a_stopped_worker_ends_the_run_at_the_timeout(
         _, stderr = launcher.communicate(timeout=60)
         assert launcher.returncode == 1
         line, hint = stderr.splitlines()
-        assert line.startswith("error: lost worker 1: no answer (")
+        assert line.startswith("error: lost worker 1: no response (")
         assert hint.endswith("resume with: dat train --resume out")
         assert "Timed out waiting 4000ms" in line or "timeout caused pair closure" in line
         assert gone(workers)
@@ -197,7 +197,7 @@ def test_without_an_agent_the_others_name_the_lost_worker(
             worker.kill()
             worker.communicate()
     if lost == 1:
-        assert messages[0].startswith("error: lost worker 1: no answer (")
+        assert messages[0].startswith("error: lost worker 1: no response (")
         assert messages[1] == ""
     else:
         assert all(message.startswith("error: lost ") for message in messages), messages

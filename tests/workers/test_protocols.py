@@ -208,7 +208,7 @@ def test_hybrid_uses_the_launchers_nodes(on_nodes: Callable[[int], Results], wor
     for worker in on_nodes(workers):
         inside, message = worker["launched_nodes"]
         assert inside == workers // 2
-        assert f"equally many workers on every node, not 1, {workers - 1}; start equally" in message
+        assert f"the same number of workers, not 1, {workers - 1}; set protocol.inside" in message
 
 
 def test_training_is_repeatable_and_the_same_for_both_two_sided_protocols(tmp_path: Path) -> None:
@@ -271,8 +271,8 @@ class Net(nn.Module):
     ("words", "message"),
     [
         (("quantizer.bits=9",), "quantizer.bits = 9: must be one of 2, 3, 4, 5, 6, 7, 8, 16, 32"),
-        (("protocol.name=dense", "quantizer.bits=8"), "protocol.name = dense: sends floats"),
-        (("protocol.name=ring",), "protocol.name = ring: adds integers of 8 bits"),
+        (("protocol.name=dense", "quantizer.bits=8"), "protocol.name = dense: sends float32"),
+        (("protocol.name=ring",), "protocol.name = ring: needs quantizer.bits = 8"),
         (("protocol.name=server", "protocol.rank=2"), "protocol.rank = 2: must be below"),
         (("protocol.name=hybrid", "protocol.inside=3"), "protocol.inside = 3: must divide the nu"),
         (("protocol.name=chunky",), "unknown: did you mean chunked?"),

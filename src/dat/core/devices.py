@@ -42,8 +42,8 @@ def choose(name: str, local_rank: int, local_size: int) -> torch.device:
     """The device of a worker; `local_size` workers share this node. With a number, as in `cuda:1`,
     it is that device.
 
-    A GPU is never ignored in silence: too few for the workers is an error, unless the user has
-    asked for the CPU.
+    A GPU is never silently ignored: too few GPUs for the workers are an error, unless the user asks
+    for the CPU.
     """
     kind = accelerator()
     asked, _, number = name.partition(":")
@@ -92,13 +92,13 @@ def set_up(device: torch.device, *, deterministic: bool) -> None:
 
 
 def dispatch_key(device: torch.device) -> str:
-    """What torch's dispatcher calls this kind of device."""
+    """The dispatch key of this kind of device in torch."""
     keys = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}
     return keys.get(device.type, "PrivateUse1")
 
 
 def tf32_allowed() -> bool:
-    """Whether TF32 is allowed for any of them."""
+    """Whether any float32 operation may use TF32."""
     return any(part.fp32_precision == "tf32" for part in _float32_settings())
 
 

@@ -24,12 +24,12 @@ def check_output_folder(run: Path, *, overwrite: bool = False) -> None:
     """Raise if the folder is not writable or not empty, unless it holds a run to overwrite."""
     existing = next(folder for folder in (run, *run.absolute().parents) if folder.exists())
     if not os.access(existing, os.W_OK):
-        raise ValueError(f"{run}: no permission to write in {existing}: choose another --out")
+        raise ValueError(f"{run}: no permission to write to {existing}; choose another --out")
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         is_run = (run / CONFIG).is_file()
         if not (overwrite and is_run):
-            hint = "--overwrite to replace that run" if is_run else "remove it yourself"
-            raise ValueError(f"{run} is in use: choose another --out, or {hint}")
+            hint = "replace that run with --overwrite" if is_run else "remove it yourself"
+            raise ValueError(f"{run}: already exists; choose another --out, or {hint}")
 
 
 def log_file(run: Path, rank: int) -> Path:

@@ -26,7 +26,7 @@ def import_callable(name: str, *, what: str) -> Callable[..., Any]:
     The current folder is searched too, as user code usually lies next to the recipe.
     """
     if not is_import_path(name):
-        raise ValueError(f"{what} = {name!r}: write your own as package.module:name")
+        raise ValueError(f"{what} = {name!r}: must have the form package.module:name")
     module_name, _, attribute = name.partition(":")
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:  # the `dat` script does not add it
@@ -36,7 +36,7 @@ def import_callable(name: str, *, what: str) -> Callable[..., Any]:
     except ImportError as error:
         raise ValueError(
             f"{what} = {name!r}: cannot import {module_name} ({error}); "
-            f"start dat in the folder that has it, put it in {folder} or install it"
+            f"run dat in the folder that contains it, move it to {folder}, or install it"
         ) from error
     except Exception as error:  # user code may raise anything
         raise ValueError(f"{what} = {name!r}: {_one_line(error)}") from error
@@ -45,7 +45,7 @@ def import_callable(name: str, *, what: str) -> Callable[..., Any]:
         defined = [key for key, value in vars(module).items() if _defined_in(module_name, value)]
         raise ValueError(
             f"{what} = {name!r}: {module_name} has no function or class {attribute!r}"
-            f"{did_you_mean(attribute, defined) if defined else ': write one'}"
+            f"{did_you_mean(attribute, defined) if defined else '; define it'}"
         )
     return function  # type: ignore[no-any-return]
 
@@ -71,11 +71,11 @@ def _defined_in(module_name: str, value: object) -> bool:
 
 
 DISTRIBUTION, FOREIGN = "dat-robust", "dat"
-"""On the package index, `dat` is an unrelated project whose files have the same place as ours."""
+"""`dat` on the package index is an unrelated project that installs files at the same paths."""
 
 
 def name_clash() -> str:
-    """What to do about an unrelated `dat` that is installed beside us; empty if there is none."""
+    """What to do if the unrelated package `dat` is installed as well; empty if it is not."""
     from importlib import metadata
 
     try:
@@ -98,4 +98,4 @@ def require(package: str, extra: str, *, what: str) -> None:
     """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise ValueError(f"{what}: needs {package}: pip install 'dat-robust[{extra}]'")
+        raise ValueError(f"{what}: needs {package}; run: pip install 'dat-robust[{extra}]'")

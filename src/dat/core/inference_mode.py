@@ -1,5 +1,4 @@
-"""Gradients where there are none: inside `torch.inference_mode`, in which Lightning, for one,
-validates.
+"""Gradients inside `torch.inference_mode`, in which Lightning, for example, validates.
 
 `torch.enable_grad` is not enough there. Inference mode has to be left, and autograd refuses the
 tensors that were made in it, such as the labels of the batch that a loss refers to.

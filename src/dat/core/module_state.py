@@ -1,4 +1,4 @@
-"""Leave a module's mode and buffers as they were."""
+"""Restore a module's mode and buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
     """Restore every module's train/eval mode and buffers on exit.
 
     Buffers hold what a network counts or averages in its forward pass, possibly in eval mode too.
-    Uninitialised lazy buffers are skipped.
+    Uninitialized lazy buffers are skipped.
     """
     modes = [(module, module.training) for module in model.modules()]
     buffers = [

@@ -1,4 +1,4 @@
-"""Modules that had another name once: importing the old one warns and gives the new one."""
+"""Deprecated module names: importing one warns and returns the module under its new name."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ MOVED = {
 
 
 class MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Asked first: below a package that has moved, the path of the new one would be searched."""
+    """Comes first in `sys.meta_path`: another finder would search the new package's path for the
+    old submodules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -70,6 +71,6 @@ class MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Let `import` know of the old names."""
+    """Make the old names importable."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, MovedModules())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dat.core.deprecation import RenamedAttribute
 from dat.core.rng import generator
 from dat.core.wrapper import ModelWrapper
 
@@ -46,10 +47,12 @@ class Smoothed(ModelWrapper):
         """The input that the wrapped network receives, without the noise."""
         return x
 
-    def settled(self, x: Tensor) -> nn.Module:
+    def with_fixed_noise(self, x: Tensor) -> nn.Module:
         """The classifier for images of this shape, with its noise as a buffer, so that it can be
         traced and exported."""
         return _FixedNoise(self.network, self._noise_for(x))
+
+    settled = RenamedAttribute("with_fixed_noise")
 
     @property
     def note(self) -> str:

@@ -1,4 +1,4 @@
-"""Data: where images come from and are kept, and which worker draws which of them."""
+"""Data: datasets, how they are read, and which worker draws which images."""
 
 from typing import TYPE_CHECKING
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dat.data.images import ImageData
-from dat.data.lazy_images import Images, Mapped
+from dat.data.lazy_images import Images, MemoryMapped
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 MEMORY = 2.0
@@ -48,9 +48,9 @@ def _dataset(images: Images, labels: Array, classes: int, split: str) -> ImageDa
         raise ValueError(f"{split}: {error}") from None
 
 
-def as_images(array: Mapped | Array, memory: float = MEMORY) -> Images:
+def as_images(array: MemoryMapped | Array, memory: float = MEMORY) -> Images:
     """Images in channels-first order, in memory if they fit."""
-    if isinstance(array, Mapped):
+    if isinstance(array, MemoryMapped):
         fits = array.shape.numel() * array.dtype.itemsize <= memory * 2**30
         return array[torch.arange(len(array))] if fits else array
     images = torch.from_numpy(np.ascontiguousarray(array))
@@ -76,7 +76,7 @@ def read_array(path: Path, names: tuple[str, ...]) -> Images:
         raise ValueError(f"not an array of images ({error})") from None
 
 
-def map_array(path: Path) -> Mapped | Array:
+def map_array(path: Path) -> MemoryMapped | Array:
     """An .npy file, memory-mapped if possible."""
     try:
         return _mapped(path, 0) or np.load(path, allow_pickle=False)
@@ -84,31 +84,31 @@ def map_array(path: Path) -> Mapped | Array:
         raise ValueError(f"{path}: {error}") from None
 
 
-def as_labels(y: Mapped | Array, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+def as_labels(y: MemoryMapped | Array, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Labels as int64; `name` is what errors call them."""
-    if isinstance(y, Mapped):
+    if isinstance(y, MemoryMapped):
         raise ValueError(f"{name} has shape {y.sizes}: must be one label per image")
     if y.dtype.kind not in "iu":
         raise ValueError(f"{name} is {y.dtype}: labels must be integers")
     return y.astype(np.int64)
 
 
-def _folder(path: Path) -> dict[str, Mapped | Array]:
+def _folder(path: Path) -> dict[str, MemoryMapped | Array]:
     missing = [f"{name}.npy" for name in ARRAYS if not (path / f"{name}.npy").is_file()]
     if missing:
         raise ValueError(f"missing: {', '.join(missing)}")
-    arrays: dict[str, Mapped | Array] = {}
+    arrays: dict[str, MemoryMapped | Array] = {}
     for name in ARRAYS:
         file = path / f"{name}.npy"
         arrays[name] = _mapped(file, 0) or np.load(file, allow_pickle=False)
     return arrays
 
 
-def _archive(path: Path, memory: float) -> dict[str, Mapped | Array]:
+def _archive(path: Path, memory: float) -> dict[str, MemoryMapped | Array]:
     if not path.is_file():
         raise ValueError("no such file")
     if not zipfile.is_zipfile(path):
-        raise ValueError("not an .npz file; make one with numpy.savez")
+        raise ValueError("not an .npz file; create one with numpy.savez")
     with zipfile.ZipFile(path) as archive:
         available = set(archive.namelist())
         missing = [name for name in ARRAYS if f"{name}.npy" not in available]
@@ -117,7 +117,9 @@ def _archive(path: Path, memory: float) -> dict[str, Mapped | Array]:
         return {name: read_member(path, archive, name, memory) for name in ARRAYS}
 
 
-def read_member(path: Path, archive: zipfile.ZipFile, name: str, memory: float) -> Mapped | Array:
+def read_member(
+    path: Path, archive: zipfile.ZipFile, name: str, memory: float
+) -> MemoryMapped | Array:
     """Read the member, which verifies its checksum, or map it if it is large."""
     info = archive.getinfo(f"{name}.npy")
     if info.compress_type == zipfile.ZIP_STORED and info.file_size > memory * 2**30:
@@ -138,7 +140,7 @@ def read_member(path: Path, archive: zipfile.ZipFile, name: str, memory: float) 
         return array
 
 
-def _mapped(path: Path, start: int) -> Mapped | None:
+def _mapped(path: Path, start: int) -> MemoryMapped | None:
     """The array that begins at byte `start`, if it can be mapped: uint8 or floats, in C order."""
     with path.open("rb") as raw:
         raw.seek(start)
@@ -152,7 +154,7 @@ def _mapped(path: Path, start: int) -> Mapped | None:
     needed = math.prod(shape) * dtype.itemsize
     if available < needed:
         raise ValueError(f"truncated: {available} bytes, expected {needed}")
-    return Mapped(path, offset, dtype.name, tuple(shape))
+    return MemoryMapped(path, offset, dtype.name, tuple(shape))
 
 
 def _header(raw: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -59,7 +59,7 @@ class Augmentation(Settings):
             return x
         windows = self.windows(draws)
         if windows is not None:
-            x = _flip(x, windows.flipped) if self.kind == "resized-crop" else windows.cut(x)
+            x = _flip(x, windows.flipped) if self.kind == "resized-crop" else windows.apply(x)
         if self.jitter:
             x = jitter(x, draws.fork("jitter"), self.jitter)
         if self.randaugment:
@@ -82,7 +82,7 @@ class Augmentation(Settings):
             down, right, torch.zeros_like(flipped) if self.kind == "crop" else flipped
         )
 
-    def beyond_moving(self) -> str | None:
+    def pixel_value_setting(self) -> str | None:
         """The setting, as a user writes it, that changes pixel values rather than moving them."""
         if self.kind == "resized-crop":
             return "data.augmentation = resized-crop"
@@ -98,17 +98,17 @@ class CropWindows(NamedTuple):
     flipped: Tensor
     """Whether the crop is flipped horizontally."""
 
-    def cut(self, x: Tensor) -> Tensor:
+    def apply(self, x: Tensor) -> Tensor:
         """Crop and flip, by the native kernel where it applies."""
         cropped = crop(x, *self, PADDING)
         return _flip(_crop(x, self.down, self.right), self.flipped) if cropped is None else cropped
 
-    def back(self) -> CropWindows:
+    def inverse(self) -> CropWindows:
         """The windows that undo these: they move a crop back, with zeros around it."""
         right = torch.where(self.flipped, self.right, 2 * PADDING - self.right)
         return CropWindows(2 * PADDING - self.down, right, self.flipped)
 
-    def seen(self, height: int, width: int) -> Tensor:
+    def visible_mask(self, height: int, width: int) -> Tensor:
         """Mask of the image pixels inside their windows, as (n, 1, height, width)."""
 
         def within(size: int, first: Tensor) -> Tensor:

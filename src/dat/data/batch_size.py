@@ -1,4 +1,4 @@
-"""Whether a batch can be dealt out to the workers; imports no torch, as the launcher asks first."""
+"""Validation of the batch size, without torch, so that the launcher can do it early."""
 
 from __future__ import annotations
 

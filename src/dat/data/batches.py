@@ -13,7 +13,7 @@ from torch import Tensor
 from dat.core import devices
 from dat.core.rng import Streams, derive
 from dat.data.images import ImageData
-from dat.data.lazy_images import LazyImages, at_random, read
+from dat.data.lazy_images import LazyImages, read, read_random
 from dat.data.loader import Loader
 from dat.data.local import Partitions
 from dat.data.partitions import PartitionSampler
@@ -55,30 +55,30 @@ class BatchSource:
     data: ImageData
     """With the images' indices in the whole dataset."""
     sampler: PartitionSampler
-    place: int
+    rank: int
     """The worker's rank in the sampler."""
     weight: float = 1.0
     offset: int = 0
     """Global index of the dataset's first image."""
     crops: int | None = None
-    """Seed of what is random about reading images: crops of pictures, a dataset's own transforms;
-    None: nothing is."""
+    """Seed of random reads: crops of pictures, a dataset's own transforms; None: reads are not
+    random."""
 
     @classmethod
-    def of(cls, data: ImageData | Partitions, sampler: PartitionSampler, place: int) -> BatchSource:
+    def of(cls, data: ImageData | Partitions, sampler: PartitionSampler, rank: int) -> BatchSource:
         """The share of the worker with that rank."""
         if isinstance(data, Partitions):
-            return cls(data.collect(sampler, place), sampler, place)
-        owned = sampler.owned(place)
-        return cls(replace(data.take(owned), numbers=owned), sampler, place)
+            return cls(data.collect(sampler, rank), sampler, rank)
+        owned = sampler.owned(rank)
+        return cls(replace(data.take(owned), numbers=owned), sampler, rank)
 
     def read(self, number: int) -> RawBatch:
         """The worker's share of batch `number`, which counts on across epochs."""
         return self.read_samples(number, self.drawn(number))
 
     def drawn(self, number: int, *, shift: int = 0) -> Tensor:
-        """The samples of the worker's share of a batch, or those `shift` places further on."""
-        return self.sampler.draw(*divmod(number, self.sampler.steps), self.place, shift=shift)
+        """The samples of the worker's share of a batch, or those `shift` positions further on."""
+        return self.sampler.draw(*divmod(number, self.sampler.steps), self.rank, shift=shift)
 
     def read_samples(self, number: int, index: Tensor) -> RawBatch:
         """Samples of a batch."""
@@ -88,7 +88,7 @@ class BatchSource:
         if self.crops is None:
             x = read(images, rows)
         else:
-            x = at_random(images, rows, Streams(derive(self.crops, "crop", number), index))
+            x = read_random(images, rows, Streams(derive(self.crops, "crop", number), index))
         scale = torch.full((len(index),), self.weight)
         weight = scale if weight is None else scale * weight
         return RawBatch(x, self.data.labels[rows], index + self.offset, weight)
@@ -102,7 +102,7 @@ class Batches:
     steps: int
     """Batches per epoch."""
     loaders: int = 0
-    """Processes that decode pictures; 0: this one does."""
+    """Number of processes that decode pictures; 0: this process decodes them."""
     _loader: list[Loader[RawBatch]] = field(default_factory=list)
 
     @property

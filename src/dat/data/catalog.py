@@ -24,7 +24,7 @@ def find(name: str | Published) -> Published:
         return name
     if name not in CATALOG:
         raise ValueError(
-            f"{name!r}: not a dataset that can be fetched{did_you_mean(name, CATALOG)}"
+            f"{name!r}: not a dataset that can be downloaded{did_you_mean(name, CATALOG)}"
         )
     return CATALOG[name]
 

@@ -22,9 +22,9 @@ from dat.core.lazy import numpy as np
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
 SLACK = 16 << 20
-"""Bytes that an archive may hold besides the requested files: licences, headers, padding."""
+"""Bytes that an archive may hold besides the requested files: licenses, headers, padding."""
 MOST_PIXELS = 16 << 20
-"""Of one sprite; those of CIFAR-10 have 1,024 x 10,000."""
+"""Maximum size of a sprite; those of CIFAR-10 have 1,024 x 10,000 pixels."""
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Arrays = dict[str, Array]

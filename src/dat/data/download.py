@@ -77,7 +77,7 @@ def _size(path: Path) -> int:
 
 
 def _etag_file(partial_path: Path) -> Path:
-    """Next to a partial file: the version of the file, as the server gave it."""
+    """The file next to a partial download that stores the server's ETag."""
     return partial_path.with_suffix(".tag")
 
 

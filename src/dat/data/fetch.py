@@ -1,4 +1,4 @@
-"""Fetch a standard dataset into the cache: complete, verified, and only once.
+"""Download a standard dataset into the cache: complete, verified, and only once.
 
     <cache>/cifar10/        x_train.npy, y_train.npy, x_test.npy, y_test.npy, manifest.json
     <cache>/.cifar10.part/  an interrupted download, which the next attempt resumes
@@ -78,18 +78,18 @@ def fetch(
 
 
 def verify(name: str | Published, cache: Path | None = None) -> None:
-    """Check that every array of a cached dataset is what was fetched."""
+    """Verify the digest of every array of a cached dataset."""
     published, cache = find(name), cache or cache_folder()
     manifest = _manifest(published, cache)
     if manifest is None:
         raise ValueError(
-            f"{published.name}: not cached, or incomplete; dat data fetch {published.name}"
+            f"{published.name}: not downloaded, or incomplete; run: dat data fetch {published.name}"
         )
     for array in NAMES:
         path = cache / published.name / f"{array}.npy"
         if digest(np.load(path, allow_pickle=False)) != manifest["digests"][array]:
             raise ValueError(
-                f"{path}: has changed since it was fetched (the digest differs); remove "
+                f"{path}: has changed since it was downloaded (the digest differs); remove "
                 f"{path.parent} and fetch {published.name} again"
             )
 
@@ -161,7 +161,7 @@ def _disk_errors(published: Published, cache: Path) -> Iterator[None]:
         largest = max(origin.download_size for origin in published.origins)
         raise ValueError(
             f"{cache}: no space left for {published.name}, which needs "
-            f"{_mb(published.size + largest)} while it is fetched; free some space, or set "
+            f"{_mb(published.size + largest)} during the download; free some space, or set "
             "DAT_DATA to a folder on another disk"
         ) from None
 
@@ -194,7 +194,7 @@ def _from_origins(
                 if not any(directory.iterdir()):
                     directory.rmdir()
     raise ValueError(
-        f"{published.name} could not be fetched ({'; '.join(reasons)}); without a network, copy "
+        f"{published.name} could not be downloaded ({'; '.join(reasons)}); without a network, copy "
         f"{_required_files(origins)} to this machine and give its path as source"
     )
 

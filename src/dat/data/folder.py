@@ -69,7 +69,7 @@ def list_folder(path: Path, test_share: float) -> tuple[Listing, Listing]:
         return split_listing(list_classes(path), test_share)
     tests = [path / name for name in TESTS if (path / name).is_dir()]
     if not tests:
-        raise ValueError(f"{path}: has a train folder but none of {', '.join(TESTS)}")
+        raise ValueError(f"{path}: has a train folder, but no {' or '.join(TESTS)} folder")
     train = list_classes(path / "train")
     return train, list_classes(tests[0], train.names)
 
@@ -79,17 +79,17 @@ def list_classes(root: Path, known: tuple[str, ...] | None = None) -> Listing:
     folders = _folders(root)
     names = tuple(folder.name for folder in folders) if known is None else known
     if not folders:
-        hint = ", only pictures: sort them into class folders" if _picture_names(root) else ""
+        hint = "; sort the pictures into one folder per class" if _picture_names(root) else ""
         raise ValueError(f"{root}: contains no class folders{hint}")
     unknown = [folder.name for folder in folders if folder.name not in names]
     if unknown:
-        raise ValueError(f"{root}: class {unknown[0]} has no folder among the training pictures")
+        raise ValueError(f"{root}: class {unknown[0]} has no training pictures")
     files, labels = [], []
     for folder in folders:
         pictures = _picture_names(folder)
         if not pictures:
             kinds = ", ".join(PICTURES)
-            raise ValueError(f"{folder}: empty class, no pictures in it ({kinds}); remove it")
+            raise ValueError(f"{folder}: contains no pictures ({kinds}); remove this class folder")
         files += [f"{folder.name}/{name}" for name in pictures]
         labels += [names.index(folder.name)] * len(pictures)
     return Listing(PictureFiles(root, files), torch.tensor(labels), names)
@@ -129,8 +129,8 @@ def split_listing(listing: Listing, share: float) -> tuple[Listing, Listing]:
         test[own[: round(share * len(own))]] = True
     if not test.any() or test.all():
         raise ValueError(
-            f"data.test_share = {share:g}: leaves none of {len(order)} pictures to "
-            f"{'train' if test.all() else 'test'} on"
+            f"data.test_share = {share:g}: leaves none of {len(order)} pictures for "
+            f"{'training' if test.all() else 'testing'}"
         )
     return tuple(listing.take(rows.nonzero().squeeze(1)) for rows in (~test, test))  # type: ignore[return-value]
 
@@ -192,8 +192,8 @@ def _common_shape(listings: Sequence[Listing], reading: ReadOptions) -> tuple[in
     if len(sizes) > 1:
         low, high = min(sizes), max(sizes)
         raise ValueError(
-            f"pictures differ in size, e.g. {low[1]} x {low[0]} and {high[1]} x {high[0]}: set "
-            "data.size to the side length in pixels to scale them to, e.g. data.size=224"
+            f"pictures differ in size, e.g. {low[1]} x {low[0]} and {high[1]} x {high[0]}; set "
+            "data.size to the side length in pixels that they are scaled to, e.g. data.size=224"
         )
     return channels, next(iter(sizes))
 

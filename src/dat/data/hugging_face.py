@@ -1,55 +1,39 @@
-"""Data sets of the Hugging Face hub: `data.name: hf/cifar10`, or an object of their library.
+"""Datasets of the Hugging Face Hub: `data.name: hf/cifar10`, or a `datasets.Dataset`.
 
-Needs `datasets` (pip install 'dat-robust[hf]'), which downloads and caches; no code of a data set
-is run.
+Needs `datasets` (pip install 'dat-robust[hf]'), which downloads and caches; no code of a dataset is
+executed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dat.data.columns import PictureColumn
 from dat.data.folder import TESTS, Listing, split_listing
 from dat.data.parquet import LABELS
 
 PREFIX = "hf/"
 
 
-@dataclass(frozen=True)
-class HubPictures:
-    """A column of encoded pictures."""
+class HubPictures(PictureColumn):
+    """A column of a `datasets.Dataset`, the `source`."""
 
-    table: Any
-    column: str
-    rows: Sequence[int] | None = None
+    def paths(self) -> Iterable[Path]:
+        return (Path(file["filename"]) for file in self.source.cache_files)
 
-    def __len__(self) -> int:
-        return len(self.table) if self.rows is None else len(self.rows)
+    def _count(self) -> int:
+        return len(self.source)
 
-    def read(self, row: int) -> bytes:
-        value = self.table[self._row(row)][self.column]
+    def _encoded(self, row: int) -> object:
+        value = self.source[row][self.column]
         raw = value.get("bytes")
         if raw is None and value.get("path"):
             raw = Path(value["path"]).read_bytes()
-        if not isinstance(raw, bytes):
-            raise ValueError("contains no encoded picture")
         return raw
-
-    def name(self, row: int) -> str:
-        return f"row {self._row(row)} of {self.column}"
-
-    def take(self, rows: Sequence[int]) -> HubPictures:
-        return HubPictures(self.table, self.column, [self._row(row) for row in rows])
-
-    def paths(self) -> Iterable[Path]:
-        return (Path(file["filename"]) for file in self.table.cache_files)
-
-    def _row(self, row: int) -> int:
-        return row if self.rows is None else self.rows[row]
 
 
 def is_hub_dataset(data: object) -> bool:
@@ -82,12 +66,12 @@ def listing_of(table: Any) -> Listing:
 
 
 def list_hub(name: str, test_share: float) -> tuple[Listing, Listing]:
-    """Training and test pictures of a data set of the hub."""
+    """Training and test pictures of a dataset on the hub."""
     try:
         import datasets
     except ImportError:
         raise ValueError(
-            f"data.name = {name}: needs the package datasets: pip install 'dat-robust[hf]'"
+            f"data.name = {name}: needs datasets; run: pip install 'dat-robust[hf]'"
         ) from None
     try:
         splits = datasets.load_dataset(name.removeprefix(PREFIX))
@@ -95,7 +79,9 @@ def list_hub(name: str, test_share: float) -> tuple[Listing, Listing]:
         reason = " ".join(str(error).split())
         raise ValueError(f"data.name = {name}: cannot be loaded ({reason})") from None
     if "train" not in splits:
-        raise ValueError(f"data.name = {name}: has the splits {', '.join(splits)}, but no train")
+        raise ValueError(
+            f"data.name = {name}: has the splits {', '.join(splits)}, but no train split"
+        )
     try:
         train = listing_of(splits["train"])
         test = next((splits[split] for split in TESTS if split in splits), None)

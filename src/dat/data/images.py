@@ -158,5 +158,5 @@ def check_range(images: Tensor, first: int) -> None:
         raise ValueError(
             f"image {first + row} has pixels from {float(low):g} to {float(high):g}: must be in "
             f"[0, 1] ({len(invalid)} invalid in total); divide uint8 by 255, and leave "
-            "normalisation to the model"
+            "normalization to the model"
         )

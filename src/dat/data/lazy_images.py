@@ -45,7 +45,7 @@ class LazyImages(ABC):
         """The same images, clipped to [0, 1]."""
         return self
 
-    def at_random(self, rows: Tensor, draws: Streams) -> Tensor:
+    def read_random(self, rows: Tensor, draws: Streams) -> Tensor:
         """Read random crops of the given images, where they are stored at a larger size."""
         return self[rows]
 
@@ -63,9 +63,9 @@ def take(images: Images, rows: Tensor) -> Images:
     return images.take(rows) if isinstance(images, LazyImages) else images[rows]
 
 
-def at_random(images: Images, rows: Tensor, draws: Streams) -> Tensor:
+def read_random(images: Images, rows: Tensor, draws: Streams) -> Tensor:
     """Read the given images, as random crops where they are stored at a larger size."""
-    return images.at_random(rows, draws) if isinstance(images, LazyImages) else read(images, rows)
+    return images.read_random(rows, draws) if isinstance(images, LazyImages) else read(images, rows)
 
 
 def chunks(images: Images) -> Iterator[Tensor]:
@@ -75,7 +75,7 @@ def chunks(images: Images) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class Mapped(LazyImages):
+class MemoryMapped(LazyImages):
     """An array in a memory-mapped file."""
 
     file: Path
@@ -106,10 +106,10 @@ class Mapped(LazyImages):
     def dtype(self) -> torch.dtype:  # type: ignore[override]
         return torch.uint8 if self.kind == "uint8" else torch.float32
 
-    def clipped(self) -> Mapped:
+    def clipped(self) -> MemoryMapped:
         return replace(self, clips=True)
 
-    def take(self, rows: Tensor) -> Mapped:
+    def take(self, rows: Tensor) -> MemoryMapped:
         return replace(self, rows=rows if self.rows is None else self.rows[rows])
 
     def __getitem__(self, rows: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class Mapped(LazyImages):
         return {key: value for key, value in self.__dict__.items() if key != "_array"}
 
 
-class Joined(LazyImages):
+class Concatenated(LazyImages):
     """Several sets of images, concatenated."""
 
     def __init__(self, pieces: Sequence[Images]) -> None:
@@ -149,10 +149,10 @@ class Joined(LazyImages):
             images[positions] = piece[piece_rows]
         return images
 
-    def at_random(self, rows: Tensor, draws: Streams) -> Tensor:
+    def read_random(self, rows: Tensor, draws: Streams) -> Tensor:
         images = torch.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
         for piece, positions, piece_rows in self._by_piece(rows):
-            images[positions] = at_random(piece, piece_rows, draws.select(positions))
+            images[positions] = read_random(piece, piece_rows, draws.select(positions))
         return images
 
     def take(self, rows: Tensor) -> LazyImages:
@@ -179,8 +179,8 @@ class Subset(LazyImages):
     def __getitem__(self, rows: Tensor) -> Tensor:
         return self.base[self.rows[rows]]
 
-    def at_random(self, rows: Tensor, draws: Streams) -> Tensor:
-        return self.base.at_random(self.rows[rows], draws)
+    def read_random(self, rows: Tensor, draws: Streams) -> Tensor:
+        return self.base.read_random(self.rows[rows], draws)
 
     def take(self, rows: Tensor) -> LazyImages:
         return Subset(self.base, self.rows[rows])
@@ -192,4 +192,4 @@ def join(pieces: Sequence[Images]) -> Images:
         return pieces[0]
     if all(isinstance(piece, Tensor) for piece in pieces):
         return torch.cat([piece for piece in pieces if isinstance(piece, Tensor)])
-    return Joined(pieces)
+    return Concatenated(pieces)

@@ -8,55 +8,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dat.data.columns import PictureColumn
 from dat.data.folder import TESTS, Listing, split_listing
 
 IMAGES = ("image", "img", "images", "png", "jpg")
 LABELS = ("label", "labels", "fine_label", "class")
 
 
-@dataclass(frozen=True)
-class PictureColumn:
-    """A column of encoded pictures; each process reads the files itself."""
-
-    files: Sequence[Path]
-    column: str
-    rows: Sequence[int] | None = None
-
-    def __len__(self) -> int:
-        return len(self._column) if self.rows is None else len(self.rows)
-
-    def read(self, row: int) -> bytes:
-        value = self._column[self._row(row)].as_py()
-        raw = value.get("bytes") if isinstance(value, dict) else value
-        if not isinstance(raw, bytes):
-            raise ValueError("contains no encoded picture")
-        return raw
+class ParquetPictures(PictureColumn):
+    """A column of the files in `source`; each process reads the files itself."""
 
     def name(self, row: int) -> str:
-        return f"{self.files[0].parent}, row {self._row(row)} of {self.column}"
-
-    def take(self, rows: Sequence[int]) -> PictureColumn:
-        return PictureColumn(self.files, self.column, [self._row(row) for row in rows])
+        return f"{self.source[0].parent}, {super().name(row)}"
 
     def paths(self) -> Sequence[Path]:
-        return self.files
+        files: Sequence[Path] = self.source
+        return files
 
-    def _row(self, row: int) -> int:
-        return row if self.rows is None else self.rows[row]
+    def _count(self) -> int:
+        return len(self._column)
+
+    def _encoded(self, row: int) -> object:
+        value = self._column[row].as_py()
+        return value.get("bytes") if isinstance(value, dict) else value
 
     @cached_property
     def _column(self) -> Any:
-        return _table(self.files, [self.column]).column(self.column)
+        return _table(self.source, [self.column]).column(self.column)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"files": self.files, "column": self.column, "rows": self.rows}
+        return {"source": self.source, "column": self.column, "rows": self.rows}
 
 
 def list_parquet(path: Path, test_share: float) -> tuple[Listing, Listing]:
@@ -88,7 +75,7 @@ def _listing(files: Sequence[Path], known: tuple[str, ...] | None = None) -> Lis
         raise ValueError(f"{files[0].name}: {label} must be integers from 0, one per picture")
     labels = torch.tensor(values)
     names = known or _class_names(schema, label) or tuple(map(str, range(int(labels.max()) + 1)))
-    return Listing(PictureColumn(files, image), labels, names)
+    return Listing(ParquetPictures(files, image), labels, names)
 
 
 def _class_names(schema: Any, label: str) -> tuple[str, ...]:
@@ -121,5 +108,7 @@ def _arrow() -> Any:
     try:
         from pyarrow import parquet
     except ImportError:
-        raise ValueError("Parquet files need pyarrow: pip install 'dat-robust[parquet]'") from None
+        raise ValueError(
+            "Parquet files need pyarrow; run: pip install 'dat-robust[parquet]'"
+        ) from None
     return parquet

@@ -102,8 +102,8 @@ class Pictures(LazyImages):
                 images[position] = image
         return images
 
-    def at_random(self, rows: Tensor, draws: Streams) -> Tensor:
-        """The inception crop: a random region of each picture, scaled to `size`; one thread."""
+    def read_random(self, rows: Tensor, draws: Streams) -> Tensor:
+        """The Inception crop: a random region of each picture, scaled to `size`; one thread."""
         uniform = draws.uniform(torch.Size((len(rows), TRIES, 4)), torch.float64).numpy()
         images = [self.decode(row, uniform[i]) for i, row in enumerate(rows.tolist())]
         return torch.stack(images)
@@ -130,8 +130,8 @@ class Pictures(LazyImages):
             height, width = self.size
             if self.exact and picture.size != (width, height):
                 raise SizeMismatch(
-                    f"is {picture.width} x {picture.height} pixels, others are {width} x {height}: "
-                    "set data.size to the side length in pixels to scale them to"
+                    f"is {picture.width} x {picture.height} pixels, others are {width} x {height}; "
+                    "set data.size to the side length in pixels that they are scaled to"
                 )
             crop = _center_crop if uniform is None else _random_crop(uniform)
             box = crop(picture.width, picture.height, self)

@@ -22,10 +22,10 @@ class Mix:
     weight: float = 1.0
     """Weight of an unlabelled image relative to a labelled one."""
     epoch_by: str = "labelled"
-    """Whose number defines an epoch: `labelled`, `unlabelled` or `both`; `original`: as many images
-    of either kind as there are labelled ones."""
+    """Which images define the length of an epoch: `labelled`, `unlabelled` or `both`; `original`:
+    as many images of either kind as there are labelled ones."""
     name: str = "unlabelled"
-    """The settings of the share begin with it."""
+    """Prefix of its settings, as in `data.NAME_share`."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PartitionPlan:
     batch: int
     """The global batch size."""
     workers: int
-    place: int
+    rank: int
     """This worker's rank."""
     seed: int
     parts: int | None = None
@@ -49,7 +49,7 @@ class PartitionPlan:
         if isinstance(data, Stream):
             if parts is not None or self.random_crops:
                 raise ValueError("data.parts, resized-crop: not supported for a stream")
-            return StreamSource.of_stream(data, count, workers=self.workers, place=self.place)
+            return StreamSource.of_stream(data, count, workers=self.workers, rank=self.rank)
         if isinstance(data, Partitions):
             if parts not in (None, len(data.sizes)):
                 raise ValueError(
@@ -61,7 +61,7 @@ class PartitionPlan:
             sampler = RandomPartitionSampler(
                 len(data), count, parts=parts, workers=self.workers, seed=seed
             )
-        source = BatchSource.of(data, sampler, self.place)
+        source = BatchSource.of(data, sampler, self.rank)
         images = source.data.images
         lazy = images if isinstance(images, LazyImages) else None
         if not self.random_crops:

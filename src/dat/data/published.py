@@ -1,4 +1,4 @@
-"""Published datasets: the archives they come in and the arrays that these must decode to."""
+"""Published datasets: their archives, and the arrays that these must decode to."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def open_shards(path: Path, reading: ReadOptions) -> Sharded:
     for folder in (*folders.values(), test):
         manifest = read_manifest(folder)
         if any(manifest[key] != common[key] for key in COMMON):
-            raise ValueError(f"{folder.name} belongs to another dataset than the other partitions")
+            raise ValueError(f"{folder.name} belongs to a different dataset")
 
     def open_partition(partition: int) -> ImageData:
         if partition not in folders:

@@ -31,7 +31,7 @@ PROBED = 2048
 
 @dataclass(frozen=True)
 class Splits:
-    """A training and a test set, with the pixel statistics for normalisation."""
+    """A training and a test set, with the pixel statistics for normalization."""
 
     training: ImageData | Partitions
     """The training set, or its partitions."""

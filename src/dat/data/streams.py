@@ -1,6 +1,6 @@
 """Streams of images: iterable-style datasets, which cannot be indexed.
 
-A stream promises less than a dataset. Which worker gets which images depends on the number of
+A stream guarantees less than a dataset. Which worker gets which images depends on the number of
 workers; a resumed run reads the images of the finished steps again and drops them; and it sees the
 same images only if the stream returns them in the same order.
 """
@@ -31,7 +31,7 @@ class Stream:
     """A stream of (image, label) pairs to train on: an iterable, such as torch's `IterableDataset`
     or a WebDataset pipeline.
 
-    Of an iterable, worker i of M takes every M-th pair, and drops the others. To have each worker
+    From an iterable, worker i of M takes every M-th pair, and drops the others. To have each worker
     read its own files, give a function instead, which gets (i, M) and returns an iterable.
     """
 
@@ -49,20 +49,20 @@ class Stream:
     def __len__(self) -> int:
         return self.images
 
-    def share(self, place: int, workers: int) -> Iterator[tuple[Any, Any]]:
-        """The pairs of one worker, without end."""
+    def share(self, rank: int, workers: int) -> Iterator[tuple[Any, Any]]:
+        """An endless iterator over one worker's pairs."""
         while True:
             empty = True
-            for pair in self._once(place, workers):
+            for pair in self._once(rank, workers):
                 empty = False
                 yield pair
             if empty:
                 raise ValueError("the stream is empty")
 
-    def _once(self, place: int, workers: int) -> Iterable[tuple[Any, Any]]:
+    def _once(self, rank: int, workers: int) -> Iterable[tuple[Any, Any]]:
         if callable(self.pairs) and not isinstance(self.pairs, Iterable):
-            return self.pairs(place, workers)
-        return islice(self.pairs, place, None, workers)
+            return self.pairs(rank, workers)
+        return islice(self.pairs, rank, None, workers)
 
 
 class StreamSampler(PartitionSampler):
@@ -72,7 +72,7 @@ class StreamSampler(PartitionSampler):
         super().__init__([images], batch, workers=workers, seed=0)
 
     def owned(self, rank: int) -> Tensor:
-        """Nobody owns an image in advance."""
+        """No worker owns images in advance."""
         return torch.empty(0, dtype=torch.int64)
 
     def partition_batch(self, epoch: int, step: int, partition: int) -> Indices:
@@ -89,18 +89,18 @@ class StreamSource(BatchSource):
     """The rest of the share, by the number of the next batch."""
 
     @classmethod
-    def of_stream(cls, stream: Stream, batch: int, *, workers: int, place: int) -> StreamSource:
+    def of_stream(cls, stream: Stream, batch: int, *, workers: int, rank: int) -> StreamSource:
         """The share of the worker with that rank."""
         x, y = _pixels_and_labels(list(islice(stream.share(0, 1), PROBED)), 0, stream.classes)
         data = ImageData.of(x, y, classes=stream.classes)
         sampler = StreamSampler(len(stream), batch, workers=workers)
-        return cls(data=data, sampler=sampler, place=place, stream=stream)
+        return cls(data=data, sampler=sampler, rank=rank, stream=stream)
 
     def read(self, number: int) -> RawBatch:
-        numbers = self.sampler.draw(*divmod(number, self.sampler.steps), self.place)
+        numbers = self.sampler.draw(*divmod(number, self.sampler.steps), self.rank)
         reader = self._reader.pop(number, None)
         if reader is None:  # the first batch, or one out of turn, as after a resume
-            share = self.stream.share(self.place, self.sampler.workers)
+            share = self.stream.share(self.rank, self.sampler.workers)
             reader = islice(share, self._read_before(number), None)
         pairs = list(islice(reader, len(numbers)))
         self._reader.clear()
@@ -109,8 +109,8 @@ class StreamSource(BatchSource):
         return RawBatch(x, y, numbers, torch.full((len(numbers),), self.weight))
 
     def _read_before(self, number: int) -> int:
-        """Images of this worker in all batches before this one, which are alike."""
-        return number * len(self.sampler.draw(0, 0, self.place))
+        """Number of images this worker drew for the previous batches, which have equal sizes."""
+        return number * len(self.sampler.draw(0, 0, self.rank))
 
 
 def _pixels_and_labels(

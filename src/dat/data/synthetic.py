@@ -31,7 +31,7 @@ def load_synthetic(name: str, like: ImageData | Partitions, memory: float = MEMO
     ):
         if own != expected:
             raise ValueError(
-                f"data.synthetic = {name}: its {what} {own}, the training set's {expected}"
+                f"data.synthetic = {name}: its {what} {own}, those of the training set {expected}"
             )
     return data
 
@@ -40,7 +40,7 @@ def _read(path: Path, classes: int, memory: float) -> ImageData:
     if not path.is_file():
         raise ValueError("no such file")
     if not zipfile.is_zipfile(path):
-        raise ValueError("not an .npz file; make one with numpy.savez(file, image=..., label=...)")
+        raise ValueError("not an .npz file; use numpy.savez(file, image=..., label=...)")
     with zipfile.ZipFile(path) as archive:
         available = {Path(file).stem for file in archive.namelist()}
         found = [
@@ -48,7 +48,7 @@ def _read(path: Path, classes: int, memory: float) -> ImageData:
         ]
         if not all(found):
             raise ValueError(
-                f"contains {', '.join(sorted(available))}: needs the arrays image and label"
+                f"contains {', '.join(sorted(available))}, but needs the arrays image and label"
             )
         images, labels = (read_member(path, archive, name, memory) for name in found)
     y = torch.from_numpy(as_labels(labels, found[1]))

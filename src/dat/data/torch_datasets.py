@@ -1,4 +1,4 @@
-"""Datasets as PyTorch users have them: map-style datasets, data loaders and pairs of tensors.
+"""PyTorch datasets: map-style datasets, data loaders and pairs of tensors.
 
 A dataset is indexed by the trainer itself, in its own order, so that the batches do not depend on
 the number of workers and a resumed run sees the same ones. A dataset's random transforms draw from
@@ -37,8 +37,8 @@ CHECKED = 8
 
 
 def image_data(data: Data, *, classes: int | None = None, names: Sequence[str] = ()) -> ImageData:
-    """`ImageData` from what PyTorch users have: (images, labels), a map-style dataset of such
-    pairs, or a data loader, whose batches are read into memory."""
+    """Convert to `ImageData`: (images, labels), a map-style dataset of such pairs, or a data
+    loader, whose batches are read into memory."""
     if isinstance(data, ImageData):
         return data
     if isinstance(data, DataLoader):
@@ -86,7 +86,7 @@ class DatasetImages(LazyImages):
     def __getitem__(self, rows: Tensor) -> Tensor:
         return self._read(rows, Streams.of(0, "dataset", index=rows))
 
-    def at_random(self, rows: Tensor, draws: Streams) -> Tensor:
+    def read_random(self, rows: Tensor, draws: Streams) -> Tensor:
         return self._read(rows, draws)
 
     def take(self, rows: Tensor) -> LazyImages:

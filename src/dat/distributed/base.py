@@ -63,17 +63,17 @@ class BaseExchange(ABC):
     def reset_error_feedback(self) -> None:
         """Set the quantization errors to zero, e.g. after the weights were replaced."""
         for memory in self.memories:
-            memory.left.zero_()
+            memory.residual.zero_()
 
     @contextmanager
     def without_error_feedback(self) -> Iterator[None]:
         """Exchange gradients that are not an update's: without the error feedback of the updates,
         and without changing it."""
-        saved = [memory.left.clone() for memory in self.memories]
+        saved = [memory.residual.clone() for memory in self.memories]
         self.reset_error_feedback()
         yield
-        for memory, left in zip(self.memories, saved, strict=True):
-            memory.left.copy_(left)
+        for memory, residual in zip(self.memories, saved, strict=True):
+            memory.residual.copy_(residual)
 
     def unscale(self, gradient: Tensor) -> None:
         """Divide this worker's own gradient by the loss scale, before it is quantized or sent. So
@@ -120,7 +120,7 @@ class BaseExchange(ABC):
     def all_gather_stats(self, stats: Tensor, weight: int | None = None) -> Callable[[], Tensor]:
         """Start an all-gather of this worker's `stats` (a few numbers), after a forward pass.
 
-        The running statistics of batch normalisation are sent along and averaged, so that replicas
+        The running statistics of batch normalization are sent along and averaged, so that replicas
         stay identical; `stats[weight]` is each worker's number of images, which weights them. Call
         the returned function after the backward pass: it waits and returns the `stats` of all
         workers, one row per rank.

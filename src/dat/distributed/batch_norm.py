@@ -1,4 +1,4 @@
-"""Which images batch normalisation takes its statistics from: this worker's share of the batch,
+"""Which images batch normalization takes its statistics from: this worker's share of the batch,
 the shares of several workers, or groups within a share.
 
 torch's SyncBatchNorm does not support CPU tensors. Here the `forward` of a model's batch norms is
@@ -139,8 +139,8 @@ class _Ghost:
             starts = range(0, copies * self.images, self.images)
             slices = [x[start + first : start + last] for start in starts]
             rows = torch.cat(slices) if copies > 1 else slices[0]
-            normalised, mean, variance = _normalise(norm, rows)
-            outputs |= {(copy, group): part for copy, part in enumerate(normalised.chunk(copies))}
+            normalized, mean, variance = _normalize(norm, rows)
+            outputs |= {(copy, group): part for copy, part in enumerate(normalized.chunk(copies))}
             means.append(mean)
             variances.append(variance)
         self._update_running(torch.stack(means), torch.stack(variances))
@@ -155,14 +155,14 @@ class _Ghost:
         _update_running(self.norm, mean, (share * (variances + (means - mean).square())).sum(0))
 
 
-def _normalise(norm: _BatchNorm, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The normalised values, their mean and their unbiased variance: with a momentum of 1, torch
+def _normalize(norm: _BatchNorm, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The normalized values, their mean and their unbiased variance: with a momentum of 1, torch
     returns these as the running statistics."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     mean, variance = (torch.zeros(x.shape[1], dtype=dtype, device=x.device) for _ in range(2))
     weight, bias = (norm.weight, norm.bias) if norm.affine else (None, None)
-    normalised = functional.batch_norm(x, mean, variance, weight, bias, True, 1.0, norm.eps)
-    return normalised, mean, variance
+    normalized = functional.batch_norm(x, mean, variance, weight, bias, True, 1.0, norm.eps)
+    return normalized, mean, variance
 
 
 def _count_batch(norm: _BatchNorm) -> None:

@@ -1,4 +1,4 @@
-"""Which protocol: the one asked for, the default, or the one that is measured to be faster."""
+"""The choice of a protocol: as set, by default, or by measuring which one is faster."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def choose(
 
 
 def choose_default(quantizer: Quantizer, protocol: Protocol) -> Protocol:
-    """The protocol itself, or the default in the place of one that stands for another; nothing is
-    measured."""
+    """The protocol itself, or the default one if it is `default` or `auto`; measures nothing."""
     if not isinstance(protocol, DeferredProtocol):
         return protocol
     if quantizer.dense:

@@ -59,7 +59,7 @@ IN_FLIGHT = InFlight()
 atexit.register(IN_FLIGHT.drain)
 
 
-class Started(NamedTuple):
+class PendingCollective(NamedTuple):
     """A collective that has been started."""
 
     work: dist.Work
@@ -76,28 +76,32 @@ class Started(NamedTuple):
         return future
 
 
-def start_all_reduce(tensor: Tensor, group: Any = None, op: Any = dist.ReduceOp.SUM) -> Started:
+def start_all_reduce(
+    tensor: Tensor, group: Any = None, op: Any = dist.ReduceOp.SUM
+) -> PendingCollective:
     """Start to reduce over the group, in place."""
     alias = tensor.detach()
     IN_FLIGHT.hold(alias)
-    return Started(dist.all_reduce(alias, op, group=group, async_op=True), (alias,))
+    return PendingCollective(dist.all_reduce(alias, op, group=group, async_op=True), (alias,))
 
 
-def start_all_gather(tensor: Tensor, size: int, group: Any = None) -> tuple[Tensor, Started]:
+def start_all_gather(
+    tensor: Tensor, size: int, group: Any = None
+) -> tuple[Tensor, PendingCollective]:
     """Start to gather the tensors of all `size` workers of the group: one row per rank."""
     rows = tensor.new_empty((size, *tensor.shape))
     own, views = tensor.detach(), rows.unbind()
     IN_FLIGHT.hold(own, *views)
     work = dist.all_gather(list(views), own, group=group, async_op=True)
-    return rows, Started(work, (own, *views))
+    return rows, PendingCollective(work, (own, *views))
 
 
-def start_all_gather_single(output: Tensor, tensor: Tensor, group: Any = None) -> Started:
+def start_all_gather_single(output: Tensor, tensor: Tensor, group: Any = None) -> PendingCollective:
     """Start to gather the tensors of all workers of the group into one, one after the other."""
     gathered, own = output.detach(), tensor.detach()
     IN_FLIGHT.hold(gathered, own)
     work = dist.all_gather_single(gathered, own, group=group, async_op=True)
-    return Started(work, (gathered, own))
+    return PendingCollective(work, (gathered, own))
 
 
 def all_reduce(tensor: Tensor, group: Any = None, op: Any = dist.ReduceOp.SUM) -> None:

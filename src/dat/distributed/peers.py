@@ -1,4 +1,4 @@
-"""Work that every worker would repeat, divided: each sends the others its results."""
+"""Work that is divided among the workers, instead of being repeated by each of them."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from dat.distributed.world import World
 
 
 class Peers:
-    """The workers of a world, for results that are computed by one of them."""
+    """The workers of a world, for exchanging results that only one of them has computed."""
 
     def __init__(self, world: World, ledger: Ledger) -> None:
         self.rank, self.size = world.rank, world.size

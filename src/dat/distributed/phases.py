@@ -3,7 +3,7 @@
 An exchange of a bucket is a sequence of phases. At the end of a phase all workers have waited for
 each other, so that the busiest worker, the busiest link and the total of all workers on a machine
 decide how long it takes. Bytes come from the layouts of the messages (`wire_format`), not from
-formulas. How long a phase takes on a given cluster is the planner's business.
+formulas. The planner computes how long a phase takes on a given cluster.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dat.distributed.wire_format import Slot, chunk_layouts, message_layout, spa
 from dat.kernels.quantize.layout import FLOAT, MessageLayout
 
 KernelPrice = Callable[[str, int], float]
-"""Seconds of one thread for one value: of a kernel (encode, decode, add, measure) at so many bits.
-Adding up is priced for each message that is added."""
+"""Seconds per value on one thread, by kernel (encode, decode, add, measure) and bits; for `add`,
+per message that is added."""
 
 
 class Phase(NamedTuple):
@@ -46,7 +46,7 @@ class Phase(NamedTuple):
     hops: int = 0
     """Messages in sequence, each of which waits for the previous one."""
     all_reduce: bool = False
-    """By torch's own all-reduce, which also adds up."""
+    """Whether torch's own all-reduce transfers and adds the values."""
 
 
 class PlannedExchange(NamedTuple):
@@ -96,7 +96,7 @@ class MessageContent(NamedTuple):
 
 
 class ShareSizes(NamedTuple):
-    """A bucket that is shared out among workers."""
+    """The sizes of a bucket's messages if it is divided among workers."""
 
     size: int
     """Bytes of each message."""
@@ -108,7 +108,7 @@ class ShareSizes(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def share_sizes(slots: tuple[Slot, ...], quantizer: Quantizer, workers: int) -> ShareSizes:
-    """How a bucket is shared out. Cached, as a sweep asks for the same ones again and again."""
+    """The sizes of a bucket's shares. Cached, as a sweep repeats the same ones."""
     messages = chunk_layouts(spans(slots, quantizer), quantizer, workers)
     fullest = max(messages, key=lambda message: message.size)
     return ShareSizes(fullest.size, MessageContent.of(fullest), MessageContent.of(*messages))
@@ -144,7 +144,7 @@ class PlannedBucket:
         return content.codes * price(kernel, bits) + content.floats * price(kernel, 32)
 
     def on_every_worker(self, seconds: float) -> Phase:
-        """A phase in which every worker computes for so long."""
+        """A phase in which every worker computes for this many seconds."""
         return Phase(seconds, self.topology.together * seconds)
 
     def ring(self, size: int) -> Phase:

@@ -30,7 +30,7 @@ class ProbeResult(NamedTuple):
     """CPU seconds of all threads of a worker, averaged over the workers."""
 
 
-def probe_swap(world: World, size: int, rounds: int) -> ProbeResult:
+def probe_all_to_all(world: World, size: int, rounds: int) -> ProbeResult:
     """Every worker sends `size` bytes to every other."""
     out = torch.zeros((world.size, size), dtype=torch.uint8, device=world.device)
     into = torch.zeros_like(out)

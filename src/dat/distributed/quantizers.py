@@ -124,8 +124,8 @@ class WholeVector(Quantizer):
         super().__post_init__()
         if self.dense_below or self.dense_vectors:
             raise SettingError(
-                "dense_below and dense_vectors: not for quantizer vector, which quantizes the "
-                "whole gradient; use bucket or tensor"
+                "dense_below and dense_vectors: not supported by quantizer vector, which "
+                "quantizes the whole gradient; use bucket or tensor"
             )
 
 

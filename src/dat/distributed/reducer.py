@@ -100,7 +100,7 @@ class Reducer:
         seed: int = 0,
     ) -> None:
         protocol.check(quantizer, world.size)
-        protocol = protocol.settle(world)
+        protocol = protocol.resolve(world)
         self.quantizer, self.protocol, self.world = quantizer, protocol, world
         self.ledger, self.seed = ledger, seed
         self.memories: tuple[ErrorFeedbackMemory, ErrorFeedbackMemory] | None = None

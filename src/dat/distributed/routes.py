@@ -1,5 +1,5 @@
-"""What the routes of all protocols have in common. A route takes one bucket of the gradient through
-an exchange: it encodes, calls the collectives, adds up and decodes.
+"""The base class of all protocols' routes. A route takes one bucket of the gradient through an
+exchange: it encodes, calls the collectives, adds up and decodes.
 
 An exchange has two stages: what the workers have is collected, and the sum is spread. On CPUs each
 stage has a thread and a process group of its own, so that one bucket is spread while the next is
@@ -43,21 +43,21 @@ class ErrorFeedbackMemory:
     """Error feedback: the residual of the rounding, by position in the whole gradient."""
 
     def __init__(self, length: int, device: torch.device) -> None:
-        self.left = torch.zeros(length, device=device)
+        self.residual = torch.zeros(length, device=device)
 
     def add_to(self, x: Tensor, layout: MessageLayout) -> None:
         """Add the residual of the previous step to the values of a message."""
         for run in layout.runs:
-            x[run.start : run.start + run.length] += self._residual(run)
+            x[run.start : run.start + run.length] += self._residual_of(run)
 
     def keep(self, x: Tensor, layout: MessageLayout, message: Tensor, codec: codecs.Codec) -> None:
         """Remember the difference between x and its encoding in the message."""
         for run in layout.runs:
-            self._residual(run).copy_(x[run.start : run.start + run.length])
-        codec.decode(message, layout.in_whole, self.left, "subtract")
+            self._residual_of(run).copy_(x[run.start : run.start + run.length])
+        codec.decode(message, layout.in_whole, self.residual, "subtract")
 
-    def _residual(self, run: Run) -> Tensor:
-        return self.left[run.position : run.position + run.length]
+    def _residual_of(self, run: Run) -> Tensor:
+        return self.residual[run.position : run.position + run.length]
 
 
 @dataclass(frozen=True)

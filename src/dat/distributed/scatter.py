@@ -19,7 +19,7 @@ from torch import Tensor
 from dat.core import devices
 from dat.distributed.collectives import start_all_gather_single
 from dat.distributed.quantizers import Quantizer
-from dat.distributed.shards import cut
+from dat.distributed.shards import rows_of
 from dat.distributed.traffic import Ledger
 from dat.distributed.transport import all_to_all
 from dat.distributed.wire_format import Slot, Span, message_layout
@@ -27,27 +27,27 @@ from dat.kernels.quantize.codec import Codec
 from dat.kernels.quantize.layout import MessageLayout
 
 
-class _Counted:
-    """A collective that makes entries in the ledger. On the CPU torch waits for each one, so that
-    all of its time is exposed."""
+class _CountedCollective:
+    """A collective that the ledger counts. On the CPU torch waits for each one, so that all of its
+    time is exposed."""
 
-    def __init__(self, ledger: Ledger, *, leaves: bool) -> None:
-        """`leaves` tells whether what is sent leaves the node."""
-        self.ledger, self.leaves = ledger, leaves
+    def __init__(self, ledger: Ledger, *, crosses_nodes: bool) -> None:
+        """`crosses_nodes` tells whether the group has workers on other nodes."""
+        self.ledger, self.crosses_nodes = ledger, crosses_nodes
 
     def allocate(self, size: Sequence[int], *, dtype: Any, device: Any) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
     @contextmanager
-    def flight(self, sent: int, tensor: Tensor) -> Iterator[None]:
-        start, land = time.perf_counter(), self.ledger.start_transfer()
+    def counted(self, sent: int, tensor: Tensor) -> Iterator[None]:
+        start, finish = time.perf_counter(), self.ledger.start_transfer()
         yield
-        land(sent, sent if self.leaves else 0)
+        finish(sent, sent if self.crosses_nodes else 0)
         if not devices.is_accelerator(tensor.device):
             self.ledger.add_exposed(time.perf_counter() - start)
 
 
-class Gathering(_Counted):
+class AllGather(_CountedCollective):
     """All-gather of a block's weights. An asynchronous one counts when it has ended."""
 
     def __call__(
@@ -59,21 +59,21 @@ class Gathering(_Counted):
     ) -> dist.Work | None:
         sent = (group.size() - 1) * input_tensor.nbytes
         if not async_op:
-            with self.flight(sent, input_tensor):
+            with self.counted(sent, input_tensor):
                 dist.all_gather_single(output_tensor, input_tensor, group=group)
             return None
-        land, leaving = self.ledger.start_transfer(), sent if self.leaves else 0
+        finish, inter_node = self.ledger.start_transfer(), sent if self.crosses_nodes else 0
         gather = start_all_gather_single(output_tensor, input_tensor, group)
 
         def count(gathered: torch.futures.Future[Any]) -> None:
             gathered.value()  # raises the error of a failed collective
-            land(sent, leaving)
+            finish(sent, inter_node)
 
         gather.then(count)
         return gather.work
 
 
-class Scattering(_Counted):
+class ReduceScatter(_CountedCollective):
     """Reduce-scatter of a block's gradient: each worker gets its rows of the sum.
 
     The sender quantizes, once; the sum itself stays in floats, as nobody sends it on.
@@ -85,12 +85,12 @@ class Scattering(_Counted):
         quantizer: Quantizer,
         ledger: Ledger,
         *,
-        leaves: bool,
+        crosses_nodes: bool,
         key: Callable[[], int],
         unscale: Callable[[Tensor], None],
         done: Callable[[], None],
     ) -> None:
-        super().__init__(ledger, leaves=leaves)
+        super().__init__(ledger, crosses_nodes=crosses_nodes)
         self._slots, self._quantizer, self._key, self._done = slots, quantizer, key, done
         self._unscale = unscale
         self._layouts: list[MessageLayout] = []
@@ -114,7 +114,7 @@ class Scattering(_Counted):
         return None
 
     def _sum(self, out: Tensor, rows: Tensor, group: dist.ProcessGroup) -> None:
-        with self.flight(rows.nbytes - rows[0].nbytes, rows):
+        with self.counted(rows.nbytes - rows[0].nbytes, rows):
             if devices.is_accelerator(rows.device):
                 dist.reduce_scatter_single(out, rows.flatten(), group=group)
                 return
@@ -129,8 +129,8 @@ class Scattering(_Counted):
             self._own_layout = _shifted(self._layouts[rank], -rank * len(out))
         if sum(self._padded_lengths(workers)) != len(out):
             raise ValueError(
-                "comm.shard: some parameter has no part in the loss, so the gradient cannot be "
-                "quantized; use it, or freeze it with requires_grad_(False)"
+                "comm.shard: a parameter does not contribute to the loss, so the gradient cannot "
+                "be quantized; use the parameter, or freeze it with requires_grad_(False)"
             )
         codec, key = Codec(self._quantizer), self._key()
         size = max(layout.size for layout in self._layouts)
@@ -141,7 +141,7 @@ class Scattering(_Counted):
             layout = self._layouts[number]
             codec.encode(values, layout, sent[number, : layout.size], key)
 
-        with self.flight((workers - 1) * size, flat):
+        with self.counted((workers - 1) * size, flat):
             all_to_all(sent, received, group, write)
             total = out.float()  # `out` itself, if it is of that type
             codec.add_up(received, self._own_layout, total)
@@ -153,7 +153,7 @@ class Scattering(_Counted):
         spans, padded = [], self._padded_lengths(workers)
         start = number * sum(padded)
         for slot, padded_length in zip(self._slots, padded, strict=True):
-            part, width = cut(slot.shape, workers, number), _row_length(slot)
+            part, width = rows_of(slot.shape, workers, number), _row_length(slot)
             length = part.rows * width
             group = 0 if self._quantizer.keeps(slot.shape) else self._quantizer.group(length)
             if length:
@@ -163,7 +163,7 @@ class Scattering(_Counted):
 
     def _padded_lengths(self, workers: int) -> list[int]:
         """The values of each tensor that every worker gets: as many as the first worker has."""
-        return [cut(slot.shape, workers, 0).rows * _row_length(slot) for slot in self._slots]
+        return [rows_of(slot.shape, workers, 0).rows * _row_length(slot) for slot in self._slots]
 
 
 def _row_length(slot: Slot) -> int:

@@ -21,8 +21,8 @@ from dat.core.rng import derive
 from dat.core.settings import SettingError
 from dat.distributed.base import BaseExchange
 from dat.distributed.quantizers import Buckets, Quantizer
-from dat.distributed.scatter import Gathering, Scattering
-from dat.distributed.shards import Shards, local_tensor, whole
+from dat.distributed.scatter import AllGather, ReduceScatter
+from dat.distributed.shards import Shards, full_tensor, local_tensor
 from dat.distributed.traffic import ring_bytes
 from dat.distributed.wire_format import Slot
 from dat.distributed.world import World
@@ -79,18 +79,18 @@ class ShardedExchange(BaseExchange):
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-        gathering = Gathering(self.ledger, leaves=self.shards.spans_nodes)
-        module.set_custom_all_gather(gathering)  # type: ignore[arg-type]
-        scattering = Scattering(
+        all_gather = AllGather(self.ledger, crosses_nodes=self.shards.spans_nodes)
+        module.set_custom_all_gather(all_gather)  # type: ignore[arg-type]
+        reduce_scatter = ReduceScatter(
             trained,
             self._quantizer,
             self.ledger,
-            leaves=self.shards.spans_nodes,
+            crosses_nodes=self.shards.spans_nodes,
             key=lambda: self._key,
             unscale=self.unscale,
             done=self._after_reduce_scatter,
         )
-        module.set_custom_reduce_scatter(scattering)  # type: ignore[arg-type]
+        module.set_custom_reduce_scatter(reduce_scatter)  # type: ignore[arg-type]
         if self.shards.replicas > 1:
             module.set_all_reduce_hook(self._after_all_reduce)
 
@@ -157,7 +157,9 @@ class ShardedExchange(BaseExchange):
 
     def unsharded_model(self, model: nn.Module) -> nn.Module:
         state = model.state_dict().items()
-        return self._with_state({name: whole(value.detach()).clone() for name, value in state})
+        return self._with_state(
+            {name: full_tensor(value.detach()).clone() for name, value in state}
+        )
 
     def _with_state(self, state: dict[str, Tensor]) -> nn.Module:
         module = copy.deepcopy(self._meta_module)

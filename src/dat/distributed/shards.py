@@ -27,11 +27,11 @@ class TensorShard(NamedTuple):
     """The shape of the unsharded tensor."""
 
     @property
-    def place(self) -> slice:
+    def as_slice(self) -> slice:
         return slice(self.start, self.start + self.rows)
 
 
-def cut(shape: tuple[int, ...], size: int, rank: int) -> TensorShard:
+def rows_of(shape: tuple[int, ...], size: int, rank: int) -> TensorShard:
     """The rows of a tensor that worker `rank` of `size` holds."""
     rows = -(-shape[0] // size)
     start = min(rank * rows, shape[0])
@@ -45,7 +45,7 @@ def shard_of(tensor: Tensor) -> TensorShard | None:
     placements = enumerate(tensor.placements)
     (dim,) = (dim for dim, placement in placements if isinstance(placement, Shard))
     mesh = tensor.device_mesh
-    return cut(tuple(tensor.shape), mesh.size(dim), mesh.get_local_rank(dim))
+    return rows_of(tuple(tensor.shape), mesh.size(dim), mesh.get_local_rank(dim))
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def like(local: Tensor, other: Tensor) -> Tensor:
     )
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The unsharded tensor, detached; all workers call it."""
     return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
 

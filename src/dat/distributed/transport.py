@@ -1,5 +1,5 @@
 """All-to-all and all-gather between the workers of a process group, or among some of its members.
-Workers go by their rank in the group.
+Workers are identified by their rank in the group.
 
 gloo's own all-to-all posts its receives late: on a slow link it takes half as long again as single
 sends for which every receive was posted first. Single sends also overlap with the work on the
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def ignore(row: int) -> None:
-    """Nothing needs to be done about a row."""
+    """A callback that does nothing."""
 
 
 def all_to_all(
@@ -139,7 +139,7 @@ def _batch(
 
 
 def _copy_own(own: Tensor, place: Tensor) -> None:
-    """Put a worker's own row in its place, unless it is there already."""
+    """Copy a worker's own row, unless source and destination are the same memory."""
     if own.data_ptr() != place.data_ptr():
         place.copy_(own)
 

@@ -34,7 +34,7 @@ MESSAGE_BYTES = 2048
 LIVENESS_TIMEOUT = 3.0
 """Seconds that a worker has to respond to a liveness check."""
 LIVENESS_POLL_INTERVAL = 0.5
-"""Seconds between two looks into the store for a liveness check."""
+"""Seconds between two queries of the store for a liveness check."""
 LIVENESS_KEY = "liveness/requested_by"
 CONNECTION_ERRORS = (
     r"Timed out waiting \d+ms",
@@ -200,8 +200,8 @@ class World:
         if places != [(rank % size, size) for rank in range(self.size)]:
             sizes = ", ".join(str(size) for rank, size in places if rank == 0)
             raise WorkerError(
-                f"protocol.inside = none: needs equally many workers on every node, not {sizes}; "
-                f"start equally many, or set protocol.inside to a divisor of {self.size}"
+                f"protocol.inside = none: every node must have the same number of workers, not "
+                f"{sizes}; set protocol.inside to a divisor of {self.size}"
             )
         return size
 
@@ -285,7 +285,7 @@ class World:
             summary = "the connection between the workers broke, although all of them respond"
         else:
             plural = "s" if len(lost) > 1 else ""
-            summary = f"lost worker{plural} {', '.join(map(str, lost))}: no answer"
+            summary = f"lost worker{plural} {', '.join(map(str, lost))}: no response"
         return LostWorker(f"{summary} ({reason})", min(set(range(self.size)) - set(lost)))
 
     def _check_liveness(self) -> set[int] | None:

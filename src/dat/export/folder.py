@@ -115,7 +115,7 @@ def _write(
     folder.mkdir()
     description.write(folder)
     deployed, files = description.deployed(model).eval(), []
-    traced = deployed.settled(x) if isinstance(deployed, Smoothed) else deployed
+    traced = deployed.with_fixed_noise(x) if isinstance(deployed, Smoothed) else deployed
     for name in dict.fromkeys(formats):
         exported: Predictor
         if name == HUB:

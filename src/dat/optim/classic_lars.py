@@ -8,7 +8,7 @@ from torch.optim.optimizer import ParamsT
 
 from dat.kernels import optimizer as kernel
 from dat.optim.directions import State
-from dat.optim.lalr import Group, Layerwise, scaled_rates
+from dat.optim.lalr import Group, Layerwise, check_rates, scaled_rates
 
 
 class ClassicLARS(Layerwise):
@@ -32,11 +32,11 @@ class ClassicLARS(Layerwise):
         decay_1d: bool = True,
         adapt_1d: bool = True,
     ) -> None:
-        if lr < 0 or weight_decay < 0 or trust_coefficient <= 0 or not 0 <= momentum < 1:
-            raise ValueError(
-                f"lr = {lr}, weight_decay = {weight_decay}, momentum = {momentum}, "
-                f"trust_coefficient = {trust_coefficient}: out of range"
-            )
+        check_rates(lr, weight_decay)
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum = {momentum}: must be at least 0 and below 1")
+        if trust_coefficient <= 0:
+            raise ValueError(f"trust_coefficient = {trust_coefficient}: must be above 0")
         defaults = {
             "lr": lr,
             "momentum": momentum,

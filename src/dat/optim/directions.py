@@ -1,4 +1,4 @@
-"""The base directions u of eq. (3), which LALR normalises layer by layer.
+"""The base directions u of eq. (3), which LALR normalizes layer by layer.
 
 A direction stores its moments in the optimizer's state of each parameter, so that checkpoints
 contain them, and adds the weight decay where its algorithm does. Its fields become options of
@@ -127,8 +127,8 @@ class MomentumDirection(NativeDirection):
 
 @dataclass(frozen=True)
 class MuonDirection:
-    """Muon's: the Nesterov momentum of a layer, orthogonalized if the layer is a matrix (see
-    `orthogonalize`), plus weight_decay * theta."""
+    """Muon's direction: the Nesterov momentum of a layer, orthogonalized if the layer is a matrix
+    (see `orthogonalize`), plus weight_decay * theta."""
 
     momentum: float = 0.95
     nesterov: bool = True

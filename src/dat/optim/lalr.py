@@ -225,8 +225,7 @@ class LALR(Layerwise):
         adapt_1d: bool = True,
     ) -> None:
         """`direction` is Adam's by default, as in LAMB."""
-        if lr < 0 or weight_decay < 0:
-            raise ValueError(f"lr = {lr}, weight_decay = {weight_decay}: must be at least 0")
+        check_rates(lr, weight_decay)
         if not 0 <= c_l <= c_u or c_u == 0:
             raise ValueError(f"c_l = {c_l}, c_u = {c_u}: must be 0 <= c_l <= c_u, and c_u above 0")
         self.direction = AdamDirection() if direction is None else direction
@@ -292,6 +291,12 @@ class LALR(Layerwise):
         moments = direction.moments(params, states)
         options = {name: group[name] for name in ("weight_decay", "adapt", "c_l", "c_u")}
         return kernel.update(moments, params, grads, states, lr=float(group["lr"]), **options)
+
+
+def check_rates(lr: float | Tensor, weight_decay: float) -> None:
+    """Raise if the learning rate or the weight decay is negative."""
+    if lr < 0 or weight_decay < 0:
+        raise ValueError(f"lr = {lr}, weight_decay = {weight_decay}: must be at least 0")
 
 
 def direction_options(direction: object) -> dict[str, Any]:

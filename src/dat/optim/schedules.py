@@ -60,7 +60,9 @@ class Piecewise(Schedule):
         "100 epochs, otherwise 75, 90, 95 %",
         ge=1,
     )
-    factor: float = setting(0.1, "factor on the rate at each milestone", gt=0, le=1)
+    factor: float = setting(
+        0.1, "factor by which the rate is multiplied at each milestone", gt=0, le=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

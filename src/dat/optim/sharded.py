@@ -2,7 +2,8 @@
 
 A step first computes the directions of all shards, then sums their squares over the workers in one
 small collective, and then updates all parameters. The collective is passed in: only `distributed`
-calls them, and the norms that torch computes of sharded tensors would need a collective each.
+calls collectives, and the norms that torch computes of sharded tensors would need a collective
+each.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class PerturbationStore:
         rows, known = self._known(drawn)
         delta = self._read(rows).to(x.device)
         if drawn.windows is not None:
-            delta = drawn.windows.cut(delta)
+            delta = drawn.windows.apply(delta)
         return torch.where(per_sample(known, x), self.threat.project(x + delta, x), fresh)
 
     def keep(self, delta: Tensor, drawn: DrawnImages) -> None:
@@ -91,8 +91,8 @@ class PerturbationStore:
         rows, known = self._known(drawn)
         if drawn.windows is not None:
             before = self._read(rows).to(delta.device) * per_sample(known, delta)
-            visible = drawn.windows.seen(*delta.shape[2:])
-            delta = torch.where(visible, drawn.windows.back().cut(delta), before)
+            visible = drawn.windows.visible_mask(*delta.shape[2:])
+            delta = torch.where(visible, drawn.windows.inverse().apply(delta), before)
         if self.threat.norm == "linf":
             scale = delta.new_full((len(delta),), self.threat.eps)
         else:
@@ -140,7 +140,7 @@ class ATTA(InnerMaximization):
 
     @classmethod
     def check(cls, attack: Attack, augmentation: Augmentation) -> None:
-        if beyond := augmentation.beyond_moving():
+        if beyond := augmentation.pixel_value_setting():
             raise SettingError(
                 f"attack.carry = true: perturbations can follow crops and flips, not {beyond}; use "
                 "data.augmentation none, crop or crop-flip, and nothing else"
@@ -148,7 +148,10 @@ class ATTA(InnerMaximization):
 
     def allocate(self, sources: Sequence[BatchSource], device: torch.device) -> None:
         if any(isinstance(source, StreamSource) for source in sources):
-            raise SettingError("attack.carry = true: the images of a stream do not come again")
+            raise SettingError(
+                "attack.carry = true: a stream does not identify its images; use a map-style "
+                "dataset, or attack.carry false"
+            )
         self.store = PerturbationStore.of(sources, self.threat, device, self.attack.reset)
 
     def _attack(

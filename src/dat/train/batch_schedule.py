@@ -62,7 +62,7 @@ class BatchSchedule(Option):
     def sharding_conflict(self) -> str:
         if not self.epochs:
             return ""
-        return "growing batches are computed in pieces; leave train.grow empty"
+        return "growing batches need micro-batches; leave train.grow empty"
 
     def state_dict(self, trainer: Trainer) -> dict[str, Any]:
         return {"growth": [list(self.epochs), self.factor]}

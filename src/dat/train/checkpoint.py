@@ -212,7 +212,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
         signature = manifest.pop("blake2b")
         if manifest["format"] not in (FORMAT, SHARDED):
-            raise ValueError(f"format {manifest['format']}")
+            raise ValueError(f"unknown format {manifest['format']}")
         if _signature(manifest) != signature:
             raise ValueError("the checksum differs")
         return manifest

@@ -229,7 +229,7 @@ class Checkpointer(Callback):
         self._writer = None
         if self._error:
             last = next(iter(checkpoint.all_checkpoints(self.root)), None)
-            kept = f"the last good one is {last}" if last else "there is none yet"
+            kept = f"the last good one is {last}" if last else "the run has none yet"
             self.report(f"warning: a checkpoint could not be written ({self._error}); {kept}")
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ class Diverged(ArithmeticError):
 
 
 def check_data(batches: Batches, batch: int, world: World) -> None:
-    """All workers take the same number of steps, from partitions of the same sizes."""
+    """Raise unless all workers take the same number of steps, from partitions of the same sizes."""
     inputs = [batches.steps, batch, *(source.sampler.sizes for source in batches.sources)]
     if len(set(_gather_digests(str(inputs).encode(), world))) > 1:
         raise Disagreement(
@@ -35,8 +35,8 @@ def check_data(batches: Batches, batch: int, world: World) -> None:
 
 
 def check_replicas(model: nn.Module, world: World, every: int = 1) -> None:
-    """All workers hold bitwise identical weights; the error names those that do not. In a sharded
-    model, ranks that are a multiple of `every` apart hold the same shard."""
+    """Raise unless all workers hold bitwise identical weights; the error names those that do not.
+    In a sharded model, ranks that are a multiple of `every` apart hold the same shard."""
     tensors = (
         local_tensor(value).cpu().contiguous().reshape(-1) for value in model.state_dict().values()
     )

@@ -70,7 +70,7 @@ class TrainingData:
             batch=batch,
             parts=self.parts,
             workers=world.size // subgroup,
-            place=world.rank // subgroup,
+            rank=world.rank // subgroup,
             seed=seed,
             loaders=self._loaders(),
             random_crops=self.augmentation.kind == "resized-crop",

@@ -28,9 +28,10 @@ def chance_level_warnings(ta: float, images: int, test: ImageData) -> list[str]:
     if chance == 1 or ta > 100 * (chance + DEVIATIONS * deviation):
         return []
     return [
-        f"nothing was learned: TA {ta:.1f} %, and always predicting one class gives "
-        f"{100 * chance:.1f}; try a lower optimizer.lr, more steps (a smaller train.batch, more "
-        "train.epochs), a smaller threat.eps, and attack.name none first"
+        f"the model has learned nothing: TA is {ta:.1f} %, and always predicting one class gives "
+        f"{100 * chance:.1f} %; first check that it learns with attack.name none, then try a lower "
+        "optimizer.lr, more steps (a smaller train.batch, more train.epochs) or a smaller "
+        "threat.eps"
     ]
 
 
@@ -47,6 +48,6 @@ def label_warnings(counts: Tensor, test: ImageData) -> list[str]:
     if len(counts) < 2 or counts[0] or not counts[1:].all() or (test.labels == 0).any():
         return []
     return [
-        f"no images of class 0, but of classes 1 to {len(counts) - 1}: if the labels start at 1, "
-        "subtract 1, as the network learns a class that does not exist"
+        f"no image has label 0, but labels 1 to {len(counts) - 1} occur: if the labels start at "
+        "1, subtract 1; otherwise the network has an output for a class that does not exist"
     ]

@@ -1,4 +1,4 @@
-"""How a worker computes, for every method: memory layout, compilation, precision, micro-batches.
+"""How a worker runs its network: memory layout, compilation, precision, micro-batches.
 
 None of it changes the results beyond rounding, with one exception: if a batch is computed in
 pieces, batch norms see one piece at a time.
@@ -6,12 +6,10 @@ pieces, batch norms see one piece at a time.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dat import models
@@ -21,6 +19,8 @@ from dat.core.lazy import nn, torch
 from dat.core.settings import SettingError, Settings, setting
 from dat.kernels import convolve
 from dat.objectives.base import Network
+from dat.train.activation_checkpointing import recomputed, required_blocks
+from dat.train.compilation import compile_attacked, compile_update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from dat.core.precision import GradientScaling
     from dat.distributed import World
     from dat.train.trainer import Trainer
-
-COMPILE_FROM = 5_000_000
-"""Images times passes from which a minute of compilation pays off, for `compute.compile = auto`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +74,11 @@ class Compute(Settings):
         """Refuse what torch.compile does not support in the update."""
         reason = ""
         if self.recompute:
-            reason = "decides itself what to recompute; set compute.recompute = false"
+            reason = "torch.compile decides what to recompute; set compute.recompute = false"
         elif trainer.objective.second_derivatives:
             reason = "second derivatives are not supported; use another objective than gradalign"
         elif trainer.options.batch_norm.scope != "local" or trainer.options.subgroup.size > 1:
-            reason = "batch norms are not shared or split; use train.bn local and train.team 1"
+            reason = "only local batch norm is supported; use train.bn local and train.team 1"
         if self.compile_update and reason:
             raise SettingError(f"compute.compile_update = true: {reason}")
 
@@ -118,7 +115,7 @@ class Engine:
     x: Tensor | None = None
     """Sample images."""
     adapter: models.Adapter = field(default_factory=lambda: models.Adapter())
-    """What the model needs around its forward pass."""
+    """Adapts the model's inputs and outputs."""
 
     @classmethod
     def of(cls, model: nn.Module, compute: Compute, x: Tensor, work: int) -> Engine:
@@ -139,17 +136,17 @@ class Engine:
                     quick = compute.kernels and compute.compile != "on"
                     folded = models.fold(given, x, quick=quick)
             notes.append(folded.note)
-        network, note = _compiled(folded.network if folded else model, compute, x, work)
+        network, note = compile_attacked(folded.network if folded else model, compute, x, work)
         if folded and network is not None:
             folded = folded._replace(network=network)
         notes.append(note)
         if compute.precision != "float32":
             notes.append(compute.precision)
-        blocks = _blocks(model) if compute.recompute else ()
+        blocks = required_blocks(model) if compute.recompute else ()
         convolutions = _convolutions(model, compute)
         if convolutions:
-            notes.append(f"{len(convolutions)} convolutions by our kernels")
-        compiled = _compiled_update(model) if compute.compile_update else None
+            notes.append(f"{len(convolutions)} convolutions in native kernels")
+        compiled = compile_update(model) if compute.compile_update else None
         notes.append("update compiled" if compiled else "")
         choices = tuple(note for note in notes if note)
         return cls(
@@ -163,7 +160,7 @@ class Engine:
         notes: tuple[str, ...] = ("sharded: attacked without a copy, channels first",)
         if compute.precision != "float32":
             notes = (*notes, compute.precision)
-        blocks = _blocks(model) if compute.recompute else ()
+        blocks = required_blocks(model) if compute.recompute else ()
         return cls(model, compute, notes=notes, blocks=blocks)
 
     def checked(self, world: World) -> Engine:
@@ -171,14 +168,14 @@ class Engine:
         worker, because something other than weights has changed since it was traced."""
         if not self.compute.fold or self.x is None:
             return self
-        same = torch.tensor([self._copy_is_alike()], dtype=torch.int32)
+        same = torch.tensor([self._copy_matches()], dtype=torch.int32)
         if bool(world.gather(same).all()) or self.folded is None:
             return self
         note = "folded copy dropped: its outputs differ from the model's"
         return replace(self, folded=None, notes=(*self.notes, note))
 
-    def _copy_is_alike(self) -> bool:
-        """Compared without TF32, whose rounding would hide what matters."""
+    def _copy_matches(self) -> bool:
+        """Compared without TF32, whose rounding would hide differences."""
         if self.folded is None or self.x is None:
             return False
         self.folded.follow()
@@ -222,10 +219,10 @@ class Engine:
             if self.compiled is not None:
                 self.model.forward = self.compiled
                 stack.callback(delattr, self.model, "forward")
-            stack.enter_context(convolve.faster(self.convolutions))
+            stack.enter_context(convolve.native_convolutions(self.convolutions))
             for block in self.blocks:
                 within = set(block.modules()) & set(self.convolutions)
-                stack.enter_context(_recomputed(block, tuple(within)))
+                stack.enter_context(recomputed(block, tuple(within)))
             yield
 
 
@@ -283,132 +280,11 @@ def _corrupts(layer: nn.Conv2d) -> bool:
     return strided and bool((layer.in_channels // layer.groups) % 8)
 
 
-def _compiled(
-    network: nn.Module, compute: Compute, x: Tensor, work: int
-) -> tuple[nn.Module | None, str]:
-    """The compiled network, or None, and a note."""
-    by_default = compute.compile == "auto" and devices.compiles_by_default(x.device)
-    if compute.compile != "on" and not by_default:
-        return None, ""
-    if compute.compile == "auto" and work < COMPILE_FROM:
-        return None, "not compiled: the run is too short"
-    if not compute.fold:
-        raise SettingError("compute.compile = on: compiles the copy; set compute.fold = true")
-    _cache_compiled()
-    compiled: Any = torch.compile(network, dynamic=False)
-    try:
-        probe = x.detach().clone().requires_grad_(True)
-        torch.autograd.grad(compiled(probe).sum(), probe)
-    except Exception as error:  # a compiler can fail in any way
-        if compute.compile == "auto":
-            return None, f"not compiled: {type(error).__name__}"
-        reason = str(error).strip().splitlines()[0]
-        raise SettingError(f"compute.compile = on: cannot be compiled ({reason})") from error
-    return compiled, "compiled"
-
-
-def _compiled_update(model: nn.Module) -> Callable[..., Any]:
-    """The compiled `forward` of the model, which stays as it is: attacks without a copy,
-    evaluation and saved files do not change."""
-    _cache_compiled()
-    compiled: Callable[..., Any] = torch.compile(model.forward, dynamic=False)
-
-    def forward(*arguments: Any, **options: Any) -> Any:
-        try:
-            return compiled(*arguments, **options)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            reason = str(error).strip().splitlines()[0]
-            raise SettingError(
-                f"compute.compile_update = true: cannot be compiled ({reason}); set it to false"
-            ) from error
-
-    return forward
-
-
-def _cache_compiled() -> None:
-    """Keep compiled networks between runs."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache/dat/compiled"))
-
-
 def _convolutions(model: nn.Module, compute: Compute) -> tuple[nn.Module, ...]:
     if not compute.kernels or compute.precision != "float32" or compute.compile_update:
         return ()
-    return tuple(layer for layer in model.modules() if convolve.ways(layer) != convolve.Ways())
-
-
-def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Children of an nn.Sequential or nn.ModuleList that have children themselves and are neither;
-    of nested blocks, only the innermost."""
-    sequences = (nn.Sequential, nn.ModuleList)
-    blocks = {
-        id(child): child
-        for module in model.modules()
-        if isinstance(module, sequences)
-        for child in module.children()
-        if not isinstance(child, sequences) and any(child.children())
-    }
     return tuple(
-        block
-        for block in blocks.values()
-        if not any(id(module) in blocks for module in list(block.modules())[1:])
+        layer
+        for layer in model.modules()
+        if convolve.native_passes(layer) != convolve.NativePasses()
     )
-
-
-def _blocks(model: nn.Module) -> tuple[nn.Module, ...]:
-    blocks = blocks_of(model)
-    if not blocks:
-        raise SettingError(
-            "compute.recompute: the model has no blocks (modules with submodules, inside an "
-            "nn.Sequential or nn.ModuleList)"
-        )
-    return blocks
-
-
-@contextmanager
-def _recomputed(block: nn.Module, convolutions: tuple[nn.Module, ...]) -> Iterator[None]:
-    from torch.utils.checkpoint import checkpoint
-
-    plain: Callable[..., Any] = block.forward
-    norms = [
-        module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
-    ]
-    tracking = [norm for norm in norms if norm.track_running_stats]
-
-    @contextmanager
-    def recomputation(forwards: list[Any]) -> Iterator[None]:
-        """Repeat the first pass with the same `forward` of each batch norm, but without updating
-        running statistics a second time."""
-        current = [vars(norm).get("forward") for norm in norms]
-        _set_forward(norms, forwards)
-        before = [(norm, norm.momentum) for norm in tracking]
-        for norm in tracking:
-            norm.momentum = 0.0
-        try:
-            with convolve.faster(convolutions):
-                yield
-        finally:
-            _set_forward(norms, current)
-            for norm, momentum in before:
-                norm.momentum = momentum
-                if norm.training and norm.num_batches_tracked is not None:
-                    norm.num_batches_tracked.sub_(1)
-
-    def forward(*arguments: Any, **options: Any) -> Any:
-        forwards = [vars(norm).get("forward") for norm in norms]
-        contexts = lambda: (nullcontext(), recomputation(forwards))  # noqa: E731
-        return checkpoint(plain, *arguments, use_reentrant=False, context_fn=contexts, **options)
-
-    block.forward = forward
-    try:
-        yield
-    finally:
-        del block.forward
-
-
-def _set_forward(norms: Sequence[nn.Module], forwards: Sequence[Any]) -> None:
-    """Set each module's `forward`; None restores the class's own."""
-    for norm, forward in zip(norms, forwards, strict=True):
-        if forward is not None:
-            norm.forward = forward
-        else:
-            vars(norm).pop("forward", None)

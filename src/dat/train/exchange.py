@@ -18,7 +18,7 @@ from dat.distributed import (
     ShardedExchange,
     choose,
 )
-from dat.train.engine import blocks_of
+from dat.train.activation_checkpointing import blocks_of
 from dat.train.part import Part
 from dat.train.sharding import Sharding
 
@@ -79,8 +79,8 @@ class ErrorFeedback(Part):
 
     def worker_state(self) -> dict[str, Tensor]:
         memories = enumerate(self.exchange.memories)
-        return {f"{PREFIX}{number}": memory.left for number, memory in memories}
+        return {f"{PREFIX}{number}": memory.residual for number, memory in memories}
 
     def load_worker_state(self, state: Mapping[str, Tensor]) -> None:
         for number, memory in enumerate(self.exchange.memories):
-            memory.left.copy_(state[f"{PREFIX}{number}"])
+            memory.residual.copy_(state[f"{PREFIX}{number}"])

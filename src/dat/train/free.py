@@ -56,8 +56,8 @@ class FreeReplay(InnerMaximization):
 
 
 def _check_range(worker: Worker, gradient: Tensor, epoch: int, step: int) -> None:
-    """Images are not exchanged, so only this tells the other workers that the gradient of some has
-    overflowed although that of the weights has not."""
+    """Raise on all workers if an image's gradient is not finite on any: that of the weights, which
+    all of them see, may be finite nevertheless."""
     finite = worker.exchange.world.gather(gradient.isfinite().all().unsqueeze(0))
     if not finite.all():
         raise NotFinite(f"epoch {epoch + 1}, step {step + 1}: an image's gradient is not finite")

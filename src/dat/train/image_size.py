@@ -57,8 +57,8 @@ class ImageSize(Option):
         if len(self.sizes) != len(self.until):
             shown = self._shown if self.sizes else self._until
             raise SettingError(
-                f"{shown}: {len(self.sizes)} sizes, and {len(self.until)} epochs until which they "
-                "last (train.resize, train.resize_until); give as many of one as of the other"
+                f"{shown}: train.resize and train.resize_until must have the same length, not "
+                f"{len(self.sizes)} and {len(self.until)}"
             )
         if list(self.until) != sorted(set(self.until)):
             raise SettingError(f"{self._until}: must increase")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 PROBED = 8
-"""Images that tell whether the network treats each one by itself."""
+"""Number of images used to test whether the network treats each one independently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class InnerMaximization(Part):
     ) -> None:
         self.attack, self.threat, self.mode, self.seed = attack, threat, mode, seed
         self._independent: bool | None = None
-        """Whether images do not depend on each other during the attack; None: not known yet."""
+        """Whether images are independent of each other during the attack; None: not tested yet."""
 
     @classmethod
     def check(cls, attack: Attack, augmentation: Augmentation) -> None:

@@ -65,7 +65,7 @@ class WorkerLog(Callback):
         self._last = 0.0
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        log.info("starts after %d updates", trainer.updates)
+        log.info("training starts after %d updates", trainer.updates)
 
     def on_step_end(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
         now = time.monotonic()

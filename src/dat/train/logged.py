@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 class Logged(Callback):
     """Sends a run's metrics to loggers; only rank 0 has one.
 
-    A logger that cannot start stops the run before it costs anything. One that fails later, because
-    its server is gone or the disk is full, is dropped with a warning: a run is worth more than its
-    charts, and metrics.jsonl has all metrics.
+    A logger that cannot start stops the run at once. One that fails later, because its server is
+    down or the disk is full, is dropped with a warning, as metrics.jsonl has all metrics.
     """
 
     def __init__(

@@ -36,8 +36,8 @@ class LossScaling(Option):
 
     initial: float = setting(
         2.0**16,
-        "with compute.precision float16, the scale of the loss at first; a power of two changes "
-        "no digit of the gradient",
+        "initial loss scale with compute.precision float16; a power of two changes no digit of "
+        "the gradient",
         ge=1,
         key="loss_scale",
     )
@@ -50,7 +50,7 @@ class LossScaling(Option):
     growth: float = 2.0
     backoff: float = 0.5
     minimum: float = 1.0
-    """If gradients overflow at this scale, the reason is not the scale."""
+    """If gradients overflow even at this scale, the scale is not the cause."""
 
     def check(self, trainer: Trainer) -> None:
         if trainer.compute.precision == "float16" and trainer.objective.second_derivatives:
@@ -64,12 +64,12 @@ class LossScaling(Option):
 
 
 class LossScale(Part):
-    """The current scale. A step that overflows leaves no other trace than a smaller scale."""
+    """The current scale. A step that overflows changes nothing but the scale."""
 
     def __init__(self, option: LossScaling) -> None:
         self.option, self.scale = option, option.initial
         self.since = 0
-        """Steps since the scale has changed."""
+        """Steps since the scale last changed."""
         self.skipped, self.skipped_in_epoch = 0, 0
 
     def on_fit_start(self, trainer: Trainer) -> None:
@@ -98,7 +98,7 @@ class LossScale(Part):
     def _changed_by_passes(self) -> list[Tensor]:
         """What a step changes before the optimizer does: batch norm statistics, error feedback."""
         memories = self.trainer.worker.exchange.memories
-        return [*self.trainer.model.buffers(), *(memory.left for memory in memories)]
+        return [*self.trainer.model.buffers(), *(memory.residual for memory in memories)]
 
     def _back_off(self, error: NotFinite) -> None:
         option = self.option
@@ -123,7 +123,7 @@ class LossScale(Part):
         self.since = 0
 
     def on_epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
-        end.figures |= {"loss_scale": self.scale, "skipped_steps": self.skipped_in_epoch}
+        end.metrics |= {"loss_scale": self.scale, "skipped_steps": self.skipped_in_epoch}
 
     def warnings(self, trainer: Trainer) -> list[str]:
         if not self.skipped:

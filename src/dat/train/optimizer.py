@@ -40,7 +40,7 @@ def make_optimizer(trainer: Trainer) -> torch.optim.Optimizer:
 
 
 def connect_optimizer(optimizer: torch.optim.Optimizer, exchange: BaseExchange) -> None:
-    """Let a step reach the other workers, if it needs to."""
+    """Give the optimizer access to the other workers, if its step needs them."""
     if isinstance(optimizer, Layerwise):
         optimizer.shards = exchange.shards
     if isinstance(optimizer, Muon):

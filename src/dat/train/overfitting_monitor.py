@@ -131,7 +131,7 @@ class RobustnessHistory(Part):
         if selection.holdout is None or not self.option.watches(trainer.worker.inner.attack):
             return
         selection.evaluate(trainer, end)
-        accuracy = end.measured.get("")
+        accuracy = end.accuracies.get("")
         if accuracy is None:
             model = trainer.objective.deployed(trainer.unsharded_models()[""])
             accuracy = selection.holdout.subset(self.option.images).accuracy(model)
@@ -140,7 +140,7 @@ class RobustnessHistory(Part):
             trainer.notify("on_collapse", collapse)
             if collapse.back_to is not None:
                 self._rewind(trainer, collapse.back_to)
-                end.undone, end.stop = True, collapse.action == "stop"
+                end.rolled_back, end.stop = True, collapse.action == "stop"
 
     def record(self, epoch: int, ra: float, trainer: Trainer) -> Collapse | None:
         """Add the RA of an epoch, counted from 1. Returns a collapse, or takes a snapshot of a good

@@ -32,11 +32,11 @@ class EpochEnd:
 
     epoch: int
     """Counted from 0."""
-    measured: dict[str, Accuracy | None] = field(default_factory=dict)
+    accuracies: dict[str, Accuracy | None] = field(default_factory=dict)
     """Held-out accuracy by weights' name; empty if this epoch is not evaluated."""
-    figures: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
     """Metrics to add to the epoch's record."""
-    undone: bool = False
+    rolled_back: bool = False
     """The epoch was rolled back: training is at an earlier epoch again."""
     stop: bool = False
     """Training ends here."""

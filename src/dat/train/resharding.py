@@ -83,7 +83,7 @@ def reshard(saved: Tensor | SavedShards, current: Tensor) -> Tensor:
     if isinstance(saved, SavedShards):
         local = saved.rows(shard.start, shard.rows)
     else:
-        local = saved[shard.place].clone()
+        local = saved[shard.as_slice].clone()
     return like(local.to(local_tensor(current).device), current)
 
 

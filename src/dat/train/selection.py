@@ -160,8 +160,8 @@ class BestWeights(Part):
         """Evaluate once, even if several parts ask for it."""
         last = end.epoch + 1 == trainer.epochs
         due = self.holdout is None or last or (end.epoch + 1) % self.option.every == 0
-        if due and not end.measured:
-            end.measured = self.accuracies(trainer)
+        if due and not end.accuracies:
+            end.accuracies = self.accuracies(trainer)
 
     def accuracies(self, trainer: Trainer) -> dict[str, Accuracy | None]:
         """Held-out accuracy of the model and of its moving average; None without such images."""
@@ -173,12 +173,12 @@ class BestWeights(Part):
 
     def on_epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
         """Keep the best weights."""
-        for name, accuracy in end.measured.items():
+        for name, accuracy in end.accuracies.items():
             if self.best.consider(name, trainer.models()[name], accuracy, end.epoch + 1):
                 trainer.notify("on_new_best", name, trainer.unsharded_models()[name])
             if accuracy is not None:
                 prefix = name.rstrip("-") or "holdout"
-                end.figures |= {f"{prefix}_ta": accuracy.ta, f"{prefix}_ra": accuracy.ra}
+                end.metrics |= {f"{prefix}_ta": accuracy.ta, f"{prefix}_ra": accuracy.ra}
 
     def warnings(self, trainer: Trainer) -> list[str]:
         """Robust overfitting (Rice et al. 2020): the last weights are less robust than the best.

@@ -17,7 +17,7 @@ from dat.train.errors import ADVICE, NoGradient, NotFinite
 from dat.train.worker import Worker
 
 IMAGES = 3
-"""The place of the number of images among the sums of a worker."""
+"""Index of the number of images in a worker's sums."""
 
 
 class StepReport(NamedTuple):

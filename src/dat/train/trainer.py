@@ -261,7 +261,7 @@ class Trainer:
         self._join()
         if resume:
             if resume.updates:
-                self._rehearse()
+                self._warm_up()
             resume.restore(self)
         self.notify("on_fit_start")
         try:
@@ -283,7 +283,7 @@ class Trainer:
         end = EpochEnd(epoch)
         for evaluate in self.parts.hooks("evaluate"):
             evaluate(self, end)
-            if end.undone:
+            if end.rolled_back:
                 self.discarded_seconds += trained["seconds"]
                 self.tally = EpochTally()
                 return not end.stop
@@ -292,7 +292,7 @@ class Trainer:
             epoch=epoch + 1,
             batch=self.batch_in(epoch),
             **trained,
-            **end.figures,
+            **end.metrics,
             trust_ratios=self.trust_ratios() or None,
         )
         self.records.append(record)
@@ -345,7 +345,7 @@ class Trainer:
         with seeded(self.world.device, *stream), watched(self._timer):
             return dat_step(self.worker, epoch, step)
 
-    def _rehearse(self) -> None:
+    def _warm_up(self) -> None:
         """Take a dummy step before a checkpoint's state is loaded. DDP reorders its buckets after
         the first backward pass; without this step, the gradient sums of a resumed run would be
         rounded differently from those of an uninterrupted one."""

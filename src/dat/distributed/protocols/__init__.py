@@ -23,7 +23,8 @@ PROTOCOLS: dict[str, type[Protocol]] = {
 CONCRETE_PROTOCOLS = {
     name: kind for name, kind in PROTOCOLS.items() if not issubclass(kind, DeferredProtocol)
 }
-"""Those that exchange gradients themselves and do not stand for another one."""
+"""Protocols that exchange gradients themselves; `default` and `auto` are resolved to one of
+them."""
 
 
 def protocol_name(protocol: Protocol) -> str:

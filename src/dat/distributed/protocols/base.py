@@ -1,4 +1,4 @@
-"""What a protocol says of itself: settings, the route on the workers, phases for the planner."""
+"""The interface of protocols: settings, the route on the workers, phases for the planner."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ class Protocol(Settings):
 
     def sharding_conflict(self) -> str:
         """Why it cannot sum the gradients of a sharded model, and what to set."""
-        return "its gradients are shared out, not sent to all; use protocol.name default"
+        return "it cannot reduce-scatter gradients; use protocol.name default"
 
-    def settle(self, world: World) -> Self:
-        """The same protocol, completed by what only these workers know; all of them call it."""
+    def resolve(self, world: World) -> Self:
+        """This protocol, with the settings filled in that depend on the workers; a collective
+        call."""
         return self
 
     def sender(self, rank: int) -> int:
-        """Whose random numbers a worker rounds with."""
+        """The seed of a worker's random rounding: workers with the same one round identically."""
         return rank
 
     def levels(self, quantizer: Quantizer, workers: int) -> int:
-        """Steps on either side of zero that a worker's codes have."""
+        """Levels of a worker's codes on either side of zero."""
         return quantizer.levels
 
     def route(self, bucket: GradientBucket) -> GradientRoute:

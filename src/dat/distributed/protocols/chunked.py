@@ -39,8 +39,9 @@ class Chunked(Protocol):
 def exchange_of_shares(
     bucket: PlannedBucket, workers: int, *, leaving_node: int, within_node: int
 ) -> PlannedExchange:
-    """The phases of a bucket that so many workers share out. In each direction a node sends
-    `leaving_node` messages to other nodes, and a device `within_node` to others of its node."""
+    """The phases of a bucket that is divided among this many workers. In each direction a node
+    sends `leaving_node` messages to other nodes, and a device `within_node` to others of its
+    node."""
     size, fullest, whole = share_sizes(bucket.slots, bucket.quantizer, workers)
     together = bucket.topology.together
     encode = bucket.kernel_seconds("encode", whole)

@@ -1,4 +1,4 @@
-"""Protocols that stand for another one; `distributed/choice.py` picks it."""
+"""Protocols that `distributed/choice.py` resolves to another one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dat.distributed.protocols.base import DeferredProtocol
 @dataclass(frozen=True, kw_only=True)
 class Default(DeferredProtocol):
     """dense at 32 bits; below, chunked for buckets and gather for the paper's quantizers, whose
-    groups no share may cut."""
+    groups cannot be divided."""
 
     def sharding_conflict(self) -> str:
         return ""

@@ -32,7 +32,7 @@ class Dense(Protocol):
     def check(self, quantizer: Quantizer, workers: int) -> None:
         if not quantizer.dense:
             raise SettingError(
-                f"protocol.name = dense: sends floats, not quantizer.bits = {quantizer.bits}; "
+                f"protocol.name = dense: sends float32, not quantizer.bits = {quantizer.bits}; "
                 "use chunked, gather, server, ring or hybrid"
             )
 

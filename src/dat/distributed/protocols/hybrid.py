@@ -36,7 +36,7 @@ class Hybrid(Protocol):
     """Floats inside a node, quantized between nodes: the paper's p nodes of q devices."""
 
     inside: int | None = setting(
-        None, "workers a node, which divides the workers; none is as they were launched", ge=1
+        None, "workers per node; must divide the number of workers; none: as launched", ge=1
     )
 
     def check(self, quantizer: Quantizer, workers: int) -> None:
@@ -45,7 +45,7 @@ class Hybrid(Protocol):
                 f"protocol.inside = {self.inside}: must divide the number of workers, {workers}"
             )
 
-    def settle(self, world: World) -> Self:
+    def resolve(self, world: World) -> Self:
         return self if self.inside is not None else replace(self, inside=world.workers_per_node())
 
     def sender(self, rank: int) -> int:

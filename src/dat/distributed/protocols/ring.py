@@ -29,12 +29,11 @@ class Ring(Protocol):
     def check(self, quantizer: Quantizer, workers: int) -> None:
         if quantizer.bits != self.BITS:
             raise SettingError(
-                f"protocol.name = ring: adds integers of 8 bits, not quantizer.bits = "
-                f"{quantizer.bits}"
+                f"protocol.name = ring: needs quantizer.bits = {self.BITS}, not {quantizer.bits}"
             )
         if workers > quantizer.levels:
             raise SettingError(
-                f"protocol.name = ring: at most {quantizer.levels} workers, not {workers}; "
+                f"protocol.name = ring: supports {quantizer.levels} workers, not {workers}; "
                 "use chunked"
             )
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Server(Protocol):
     """A worker is the server and quantizes again: the paper's two-sided quantization."""
 
-    rank: int = setting(0, "the worker that is the server", ge=0)
+    rank: int = setting(0, "rank of the worker that acts as the server", ge=0)
 
     def check(self, quantizer: Quantizer, workers: int) -> None:
         if self.rank >= workers:

@@ -19,28 +19,36 @@ if TYPE_CHECKING:
     )
     from dat.kernels.convolve.layers import (
         NativeConv2d,
-        Ways,
-        faster,
+        NativePasses,
+        native_convolutions,
+        native_passes,
         use_native_convolutions,
-        ways,
     )
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        renamed={"Convolution": "NativeConv2d", "quicken": "use_native_convolutions"},
+        renamed={
+            "Convolution": "NativeConv2d",
+            "Ways": "NativePasses",
+            "faster": "native_convolutions",
+            "quicken": "use_native_convolutions",
+            "ways": "native_passes",
+        },
         kernel="available convolve input_gradient supported weight_gradient",
-        layers="NativeConv2d Ways faster use_native_convolutions ways",
+        layers=(
+            "NativeConv2d NativePasses native_convolutions native_passes use_native_convolutions"
+        ),
     )
 
 __all__ = [
     "NativeConv2d",
-    "Ways",
+    "NativePasses",
     "available",
     "convolve",
-    "faster",
     "input_gradient",
+    "native_convolutions",
+    "native_passes",
     "supported",
     "use_native_convolutions",
-    "ways",
     "weight_gradient",
 ]

@@ -104,7 +104,7 @@ def _library() -> ctypes.CDLL:
 def _checked(out: Tensor, succeeded: int) -> Tensor:
     """`out`, unless the kernel reports that an allocation failed."""
     if not succeeded:
-        raise MemoryError("a convolution: not enough memory")
+        raise MemoryError("not enough memory for a convolution")
     return out
 
 

@@ -27,7 +27,7 @@ MIN_TILES_WINOGRAD = 128
 """Winograd's algorithm pays off from this many 2 x 2 tiles on: it has to transform the weights."""
 
 
-class Ways(NamedTuple):
+class NativePasses(NamedTuple):
     """The parts of a convolution that the native kernels compute."""
 
     winograd: bool = False
@@ -38,10 +38,10 @@ class Ways(NamedTuple):
     """The gradient with respect to the weight."""
 
 
-def ways(layer: nn.Module) -> Ways:
+def native_passes(layer: nn.Module) -> NativePasses:
     """The parts of a layer that the native kernels support and compute faster than torch."""
     if type(layer) not in (nn.Conv2d, NativeConv2d) or not available():
-        return Ways()
+        return NativePasses()
     assert isinstance(layer, nn.Conv2d)
     stride, padding, sizes = layer.stride, layer.padding, (layer.in_channels, layer.out_channels)
     supported = (
@@ -57,10 +57,10 @@ def ways(layer: nn.Module) -> Ways:
         and layer.kernel_size != (1, 1)
     )
     if not supported:
-        return Ways()
+        return NativePasses()
     is_3x3 = layer.kernel_size == (3, 3) and stride == (1, 1) and padding == (1, 1)
     tiled = all(size % TILE == 0 for size in sizes)
-    return Ways(
+    return NativePasses(
         winograd=is_3x3 and tiled and min(sizes) >= MIN_CHANNELS_WINOGRAD,
         few_channels=sizes[0] <= MAX_CHANNELS_INPUT,
         weight=sizes[0] >= MIN_CHANNELS_WEIGHT and sizes[1] % TILE == 0,
@@ -77,7 +77,7 @@ class NativeConv2d(nn.Conv2d):
 def use_native_convolutions(network: nn.Module) -> int:
     """Permanently switch a frozen network's convolutions to the native kernels, where those are
     faster; return how many."""
-    supported = [(layer, ways(layer)) for layer in network.modules()]
+    supported = [(layer, native_passes(layer)) for layer in network.modules()]
     layers = [layer for layer, parts in supported if parts.winograd or parts.few_channels]
     for layer in layers:
         layer.__class__ = NativeConv2d
@@ -85,7 +85,7 @@ def use_native_convolutions(network: nn.Module) -> int:
 
 
 @contextmanager
-def faster(layers: Iterable[nn.Module]) -> Iterator[None]:
+def native_convolutions(layers: Iterable[nn.Module]) -> Iterator[None]:
     """Use the native kernels for these layers inside the context, and for the backward pass of what
     is computed there. The weights must not change before that backward pass."""
     patched = list(layers)
@@ -102,7 +102,7 @@ def _forward(layer: Any, x: Tensor) -> Tensor:
     if not _is_supported(x):
         return F.conv2d(x, layer.weight, layer.bias, layer.stride, layer.padding)
     convolution: Callable[..., Tensor] = _Convolution.apply
-    parts = ways(layer)
+    parts = native_passes(layer)
     parts = parts._replace(winograd=parts.winograd and _tiles(x) >= MIN_TILES_WINOGRAD)
     return convolution(x, layer.weight, layer.bias, layer.stride[0], layer.padding[0], parts)
 
@@ -125,7 +125,7 @@ class _Convolution(torch.autograd.Function):
         bias: Tensor | None,
         stride: int,
         padding: int,
-        parts: Ways,
+        parts: NativePasses,
     ) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         ctx.shape = x.shape

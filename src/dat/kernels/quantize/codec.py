@@ -22,14 +22,14 @@ NORM_CODES = {"max": 0, "l2": 1, "given": 2}
 MODE_CODES = {"set": 0, "add": 1, "subtract": 2}
 VERSION = 2
 """Version of the C interface; must equal `dat_version` in kernel.c."""
-AVOID = "DAT_NO_KERNEL"
+DISABLE_VARIABLE = "DAT_NO_KERNEL"
 """Environment variable that disables the native kernel and the Triton kernels."""
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernel.c; `None` if it was not built or is disabled."""
-    if os.environ.get(AVOID):
+    if os.environ.get(DISABLE_VARIABLE):
         return None
     spec = importlib.util.find_spec("dat.kernels.quantize._kernel")
     try:
@@ -51,7 +51,7 @@ def library() -> ctypes.CDLL | None:
 @cache
 def triton_quantizer(device: torch.device) -> Any:
     """The module with the Triton kernels; `None` on the CPU, and where they cannot run."""
-    if os.environ.get(AVOID) or not devices.is_accelerator(device):
+    if os.environ.get(DISABLE_VARIABLE) or not devices.is_accelerator(device):
         return None
     advice = f"Triton does not support this {device.type.upper()} device"
     if devices.supports_triton(device):

@@ -73,9 +73,7 @@ def _turn(batches: Batches) -> Turn:
 
 def _ours(data: ImageData, batch: int) -> Batches:
     """Batches as a worker draws them, epoch after epoch."""
-    batches = make_batches(
-        data, None, Mix(), PartitionPlan(batch=batch, workers=1, place=0, seed=0)
-    )
+    batches = make_batches(data, None, Mix(), PartitionPlan(batch=batch, workers=1, rank=0, seed=0))
     augment = Augmentation(kind="crop-flip")
     for number in count():
         epoch, step = divmod(number, batches.steps)

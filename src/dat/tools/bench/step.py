@@ -158,7 +158,7 @@ OURS: dict[str, MakeTurn] = {"ours": _ours}
 
 def make_worker(workload: StepWorkload, world: World) -> Worker:
     """A worker whose batch is the whole training set, so that an epoch is one step."""
-    dealing = PartitionPlan(batch=workload.batch, workers=world.size, place=world.rank, seed=0)
+    dealing = PartitionPlan(batch=workload.batch, workers=world.size, rank=world.rank, seed=0)
     model = workload.network()
     engine = Engine.of(model, Compute(), workload.images()[0], 0)
     exchange = Exchange(model, world)

@@ -20,7 +20,7 @@ import torch
 
 from dat.core import devices
 from dat.distributed import Buckets, World
-from dat.distributed.probe import probe_bucket, probe_ring, probe_swap
+from dat.distributed.probe import probe_all_to_all, probe_bucket, probe_ring
 from dat.distributed.wire_format import Slot, message_layout, spans
 from dat.jobs.launch import dat_command
 from dat.kernels.quantize.codec import Codec
@@ -61,8 +61,8 @@ def measure(result: Path) -> None:
         for bits in BITS:
             for job, seconds in _kernels(bits, world).items():
                 kernels.setdefault(job, {})[bits] = seconds
-        swap, ring = probe_swap(world, LARGE, ROUNDS), probe_ring(world, LARGE, ROUNDS)
-        tiny, hop = probe_swap(world, 8, TINY_ROUNDS), probe_ring(world, 8, TINY_ROUNDS)
+        swap, ring = probe_all_to_all(world, LARGE, ROUNDS), probe_ring(world, LARGE, ROUNDS)
+        tiny, hop = probe_all_to_all(world, 8, TINY_ROUNDS), probe_ring(world, 8, TINY_ROUNDS)
         bucket = probe_bucket(world, TINY_ROUNDS)
         latency = hop.seconds / 2  # a round trip
         where = "loopback" if os.environ.get("GLOO_SOCKET_IFNAME") == "lo" else "hosts"

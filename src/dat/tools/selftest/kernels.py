@@ -227,7 +227,7 @@ def _convolution_errors(
     (expected * weights.double()).sum().backward()
     layer = layer.to(context.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = x.to(context.device).contiguous(memory_format=torch.channels_last).requires_grad_(True)
-    with convolve.faster([layer]):
+    with convolve.native_convolutions([layer]):
         out = layer(x)
         out.backward(weights.to(context.device))
     pairs = {
@@ -236,7 +236,9 @@ def _convolution_errors(
         "weight gradient": (layer.weight.grad, exact.weight.grad),
         "bias gradient": (layer.bias.grad, exact.bias.grad),  # type: ignore[union-attr]
     }
-    return {name: _relative(*pair) for name, pair in pairs.items()}, any(convolve.ways(layer))
+    return {name: _relative(*pair) for name, pair in pairs.items()}, any(
+        convolve.native_passes(layer)
+    )
 
 
 def _relative(actual: Tensor | None, expected: Tensor | None) -> float:

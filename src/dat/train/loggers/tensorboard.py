@@ -46,7 +46,8 @@ class TensorBoard(Logger):
         self._events.close()
 
     def _write(self, *summaries: Any) -> None:
-        """Write what only `SummaryWriter.add_hparams` does, which opens another folder."""
+        """Write the hyperparameter summary; `SummaryWriter.add_hparams` would open another
+        folder."""
         writer = self._events._get_file_writer()
         for summary in summaries:
             writer.add_summary(summary)
