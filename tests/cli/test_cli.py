@@ -137,7 +137,7 @@ BAD = {
     "unknown key": ("train digits atack.steps=5", "unknown setting atack: did you mean attack?"),
     "unknown inner key": (
         "train digits attack.step=5",
-        "unknown setting attack.step: did you mean attack.steps?",
+        "unknown setting attack.step: did you mean attack.steps or",
     ),
     "wrong type": (
         "train digits attack.steps=many",
