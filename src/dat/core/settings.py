@@ -58,11 +58,12 @@ def setting(
     or_import: bool = False,
     patterns: tuple[tuple[str, str], ...] = (),
     key: str | None = None,
+    show: Callable[[Any], str] = show,
 ) -> Any:
     """A dataclass field with a description and a range; `key` is its name in files and on the
-    command line, by default the field's own."""
+    command line, by default the field's own, and `show` writes its value as one would type it."""
     limits = SettingLimits(ge, gt, le, lt, choices, finite, or_import, patterns)
-    metadata = {"help": help, "limits": limits} | ({"key": key} if key else {})
+    metadata = {"help": help, "limits": limits, "show": show} | ({"key": key} if key else {})
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -174,11 +175,12 @@ class Settings:
     @classmethod
     def _from_fields(cls, values: dict[str, Any]) -> Self:
         """Build from field values, with those of inline fields nested."""
-        hints = typing.get_type_hints(cls)
-        inlined = [field.name for field in dataclasses.fields(cls) if "inline" in field.metadata]
-        nested = {
-            name: hints[name]._from_fields(values[name]) for name in inlined if name in values
-        }
+        hints, nested, mistakes = typing.get_type_hints(cls), dict[str, Any](), Mistakes()
+        for field in dataclasses.fields(cls):
+            if "inline" in field.metadata and field.name in values:
+                with mistakes.collected():
+                    nested[field.name] = hints[field.name]._from_fields(values[field.name])
+        mistakes.refuse()
         return cls(**values | nested)
 
     def dump(self) -> dict[str, Any]:
@@ -218,7 +220,8 @@ class Settings:
             allowed = type_name(hint)
             if str(limits):
                 allowed = str(limits) if limits.choices else f"{allowed}, {limits}"
-            yield SettingRow(path, show(value), field.metadata["help"], allowed)
+            shown = field.metadata.get("show", show)(value)
+            yield SettingRow(path, shown, field.metadata["help"], allowed)
 
 
 def _dumped(value: object) -> object:
