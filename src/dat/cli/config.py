@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from dat.config import RunConfig
     from dat.core.settings import SettingRow
 
-MEANING = 36
-"""Columns that the meaning needs at least; a longer value is wrapped."""
+VALUE = 16
+"""Columns of the values; a longer one is wrapped."""
 MOST = 120
-"""Longer lines are hard to read."""
+"""Columns of the table at most: longer lines are hard to read."""
 
 
 def add(commands: Commands) -> None:
@@ -31,10 +31,7 @@ def add(commands: Commands) -> None:
         "  dat config digits attack.steps threat     a setting and a group\n"
         "  dat config digits optimizer.name=sgd optimizer",
     )
-    recipe_arguments(config)
-    *_, settings = config._get_positional_actions()
-    settings.metavar = "key=value|key"
-    settings.help = "settings to override, e.g. attack.steps=5, and groups or settings to show"
+    recipe_arguments(config, shown=True)
 
 
 def _config(arguments: argparse.Namespace, argv: list[str]) -> int:
@@ -54,35 +51,32 @@ def _config(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def selected(config: RunConfig, filters: Sequence[str]) -> list[SettingRow]:
-    """The settings that are named or in a group that is named; without filters, all."""
+    """The settings that the filters name, or whose groups they name; without filters, all."""
+    rows = list(config.rows())
+    unknown = [word for word in filters if not any(_names(word, row.path) for row in rows)]
+    if unknown:
+        raise _unknown(config, unknown)
+    return [row for row in rows if not filters or any(_names(word, row.path) for word in filters)]
+
+
+def _names(word: str, path: str) -> bool:
+    return path == word or path.startswith(f"{word}.")
+
+
+def _unknown(config: RunConfig, words: Sequence[str]) -> ValueError:
     from dat.core.settings import SettingError
     from dat.core.suggestions import Suggestions
 
-    rows = list(config.rows())
-    unknown = [
-        word
-        for word in filters
-        if not any(row.path == word or row.path.startswith(f"{word}.") for row in rows)
-    ]
-    if unknown:
-        suggestions = Suggestions(type(config), config.dump())
-        messages = []
-        for word in unknown:
-            group, _, key = word.rpartition(".")
-            messages.append(suggestions.unknown(group, key))
-        raise SettingError(*messages)
-    prefixes = tuple(f"{word}." for word in filters)
-    return [
-        row for row in rows if not filters or row.path in filters or row.path.startswith(prefixes)
-    ]
+    suggestions = Suggestions(type(config), config.dump())
+    splits = (word.rpartition(".") for word in words)
+    return SettingError(*(suggestions.unknown(group, key) for group, _, key in splits))
 
 
 def table(rows: Sequence[SettingRow], width: int) -> list[str]:
     """The lines of a table of settings; values and meanings are wrapped to fit the width."""
-    first = max(len(row.path) for row in rows)
-    longest = max(5, *(len(row.value) for row in rows))
-    second = min(longest, max(8, width - first - 4 - MEANING))
-    third = max(8, width - first - second - 4)
+    first = max(len("Setting"), *(len(row.path) for row in rows))
+    second = min(VALUE, max(len("Value"), *(len(row.value) for row in rows)))
+    third = max(VALUE, width - first - second - 4)
     lines = [f"{'Setting':{first}}  {'Value':{second}}  Meaning (allowed values)"]
     for row in rows:
         cells = (
