@@ -149,7 +149,10 @@ BAD = {
         "train digits optimizer.name=lamp",
         "optimizer.name = 'lamp': unknown: did you mean lamb?",
     ),
-    "unknown model": ("train digits model.name=cnm", "model.name = 'cnm': unknown: did you mean cnn?"),
+    "unknown model": (
+        "train digits model.name=cnm",
+        "model.name = 'cnm': unknown: did you mean cnn?",
+    ),
     "no key=value": ("train digits attack.steps", "settings are given as key=value"),
     "no such data": ("train digits data.name=digit", "data.name = 'digit': unknown: did you mean"),
     "large batch": (

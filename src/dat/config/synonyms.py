@@ -77,11 +77,9 @@ SETTINGS = {
 
 NAMES = {
     "adam": "adamw",
-    "autoaugment": "randaugment",
     "bf16": "bfloat16",
     "bim": "pgd",
     "cosineannealing": "cosine",
-    "croppingandflipping": "crop-flip",
     "fp16": "float16",
     "fp32": "float32",
     "freeat": "free",

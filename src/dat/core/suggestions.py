@@ -44,7 +44,7 @@ class Suggestions:
         if match is not None:
             return [own[match]]
         if wanted_group:
-            targets = [path for path in self._synonyms(word) if path in own.values()]
+            targets = [name for name in self.root.synonyms.settings.get(word, ()) if name in own]
         else:
             targets = [own.get(_last(path), path) for path in self._synonyms(word)]
             targets += [path for path in self.paths if plain(_last(path)) == word]
@@ -78,8 +78,7 @@ class Suggestions:
     def _synonyms(self, word: str) -> list[str]:
         """The settings for which the word is another name: those in use, otherwise all."""
         targets = self.root.synonyms.settings.get(word, ())
-        groups = {path.partition(".")[0] for path in self.paths}
-        used = [target for target in targets if target in self.paths or target in groups]
+        used = [target for target in targets if target in self.paths]
         return used or [target for target in targets if target in self.others]
 
     def _keys(self, group: str) -> list[str]:
