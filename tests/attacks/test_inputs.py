@@ -66,7 +66,7 @@ def test_usual_shapes_are_accepted(shape: tuple[int, ...]) -> None:
 def test_radii_beyond_the_pixel_range() -> None:
     with pytest.raises(SettingError, match=r"eps = 8: exceeds .*\[0, 1\]; did you mean 8/255\?"):
         dat.ThreatModel(eps=8)
-    with pytest.raises(SettingError, match=r"threat: eps = 8: .* did you mean 8/255\?"):
+    with pytest.raises(SettingError, match=r"threat\.eps = 8: .* did you mean 8/255\?"):
         dat.ThreatModel.read({"eps": "8"}, "threat")
     with pytest.raises(SettingError, match=r"did you mean 8/255\?"):
         dat.autoattack(NET, X, Y, eps=8)

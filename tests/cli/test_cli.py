@@ -137,7 +137,7 @@ BAD = {
     "unknown key": ("train digits atack.steps=5", "unknown setting atack: did you mean attack?"),
     "unknown inner key": (
         "train digits attack.step=5",
-        "unknown setting attack.step: did you mean attack.steps?",
+        "unknown setting attack.step: did you mean attack.steps or",
     ),
     "wrong type": (
         "train digits attack.steps=many",
@@ -149,7 +149,10 @@ BAD = {
         "train digits optimizer.name=lamp",
         "optimizer.name = 'lamp': unknown: did you mean lamb?",
     ),
-    "unknown model": ("train digits model.name=cnm", "model.name = 'cnm': must be cnn, "),
+    "unknown model": (
+        "train digits model.name=cnm",
+        "model.name = 'cnm': unknown: did you mean cnn?",
+    ),
     "no key=value": ("train digits attack.steps", "settings are given as key=value"),
     "no such data": ("train digits data.name=digit", "data.name = 'digit': unknown: did you mean"),
     "large batch": (

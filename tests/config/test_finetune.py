@@ -362,7 +362,7 @@ BAD = {
     ),
     "no layers": (
         "cnn digits finetune.layers=body",
-        "finetune: layers = 'body': must be all, head, or a whole number, at least 1",
+        "finetune.layers = 'body': must be all, head, or a whole number, at least 1",
     ),
     "too many layers": (
         "cnn digits finetune.layers=4",

@@ -138,7 +138,7 @@ def test_another_network_drops_what_belongs_to_one() -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        ("model.pretrained=true", "model: pretrained = true: cnn comes without weights"),
+        ("model.pretrained=true", "model.pretrained = true: cnn comes without weights"),
         ("model.mean=0.5", "model: mean and std: give one number per channel"),
         ("model.std=0", "model.std = 0: must be above 0"),
         ("model.args.a=[1", "model.args.a = '[1': not YAML"),

@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "single precision": (),
     "linf": (DOUBLE,),
     "dataset": (DOUBLE, DATASET),
+    "limited": (DOUBLE, "data.limit=500", "train.batch=240"),
     "l2": (DOUBLE, "threat.norm=l2", "threat.eps=1"),
     "carried": (
         *(DOUBLE, "attack.carry=true", "attack.steps=1", "train.epochs=3"),
@@ -103,6 +104,7 @@ def test_cases_are_different(trained: Trained) -> None:
     cases = trained(1)
     assert distance(cases["linf"], cases["trades"]) > 1e-3
     assert distance(cases["linf"], cases["l2"]) > 1e-3
+    assert distance(cases["linf"], cases["limited"]) > 1e-3
     assert distance(cases["linf"], cases["mixed"]) > 1e-3
     assert distance(cases["smooth"], cases["smooth, carried"]) > 1e-3
 

@@ -54,15 +54,19 @@ def describe(parser: argparse.ArgumentParser, about: str, examples: str) -> argp
     return parser
 
 
-def recipe_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+def recipe_arguments(
+    parser: argparse.ArgumentParser, *, optional: bool = False, shown: bool = False
+) -> None:
+    """The recipe and its settings; with `shown`, also groups and settings to show."""
     text = "a built-in recipe or a .yaml file"
     parser.add_argument("recipe", metavar="RECIPE", nargs="?" if optional else None, help=text)
     parser.add_argument(
         "settings",
         nargs="*",
         default=[],
-        metavar="key=value",
-        help="settings to override, e.g. attack.steps=5",
+        metavar="key=value | key" if shown else "key=value",
+        help="settings to override, e.g. attack.steps=5"
+        + (", and settings or groups to show, e.g. attack" if shown else ""),
     )
 
 

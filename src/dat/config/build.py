@@ -15,12 +15,14 @@ from dat.config.finetune import finetuned, make_optimizer
 from dat.config.network import network_of, pretrained_model
 from dat.config.schema import RunConfig
 from dat.core.smoothing import Smoothed
+from dat.core.threat import show_radius
 from dat.data import (
     ImageData,
     Partitions,
     PseudoLabels,
     Splits,
     class_balanced_subset,
+    limit_images,
     load_synthetic,
     load_unlabelled,
     split_holdout,
@@ -94,7 +96,7 @@ def training_data(config: RunConfig, data: Splits) -> TrainingData:
         parts = replace(data.training, weigh_by=settings.weigh_by)
         labelled, holdout = parts.split_holdout(settings.holdout, config.seed)
     else:
-        images = data.train
+        images = limit_images(data.train, settings.limit, config.seed)
         if settings.labels is not None:
             images, rest = split_labels(images, settings.labels, config.seed)
         labelled, holdout = split_holdout(images, settings.holdout, config.seed)
@@ -124,7 +126,8 @@ def unlabelled_data(
         return None
     if name == "rest":
         if rest is None and config.data.labels is not None:
-            _, rest = split_labels(data.train, config.data.labels, config.seed)
+            images = limit_images(data.train, config.data.limit, config.seed)
+            _, rest = split_labels(images, config.data.labels, config.seed)
         assert rest is not None  # the config refuses it otherwise
         return rest.without_labels()
     return load_unlabelled(name, data.training, config.data.reading())
@@ -132,7 +135,7 @@ def unlabelled_data(
 
 def _check_parts(config: RunConfig) -> None:
     """Refuse settings that need all labels on one machine."""
-    for field in ("labels", "pseudo_labels"):
+    for field in ("limit", "labels", "pseudo_labels"):
         if getattr(config.data, field) is not None:
             raise ValueError(
                 f"data.{field}: not supported for data in parts, which is never brought together"
@@ -190,7 +193,7 @@ def figures(config: RunConfig, assessment: Assessment) -> dict[str, Any]:
     """TA, RA and AA for tables; RA is that of the first attack other than AutoAttack."""
     suites = assessment.suites
     attacks = [name for name in suites if not name.startswith(AUTOATTACK) and name != CLEAN]
-    threat = f"{config.threat.norm} {config.threat.eps:.4g}"
+    threat = f"{config.threat.norm} {show_radius(config.threat.eps)}"
     result: dict[str, Any] = {"images": assessment.images, "ta": assessment.ta}
     result |= {"attack": f"{attacks[0]}, {threat}" if attacks else threat}
     result |= {"ra": assessment.ra(attacks[0]) if attacks else None}

@@ -11,6 +11,7 @@ import yaml
 from dat.config.schema import RunConfig, merge
 from dat.config.trust import refuse_code
 from dat.core.files import CONFIG, ERROR_ANALYSIS, RESULT, WEIGHTS
+from dat.core.settings import SettingError
 
 
 def read_run(
@@ -31,7 +32,10 @@ def read_run(
     if not isinstance(values, dict):
         raise ValueError(f"{path}: not a config")
     recipe = str(values.pop("recipe", "?"))
-    config = RunConfig.read(merge(values, edits or {}))
+    try:
+        config = RunConfig.read(merge(values, edits or {}))
+    except SettingError as error:
+        raise error.in_source(str(path)) from None
     if not trust:
         refuse_code(config, edits or {}, run)
     return recipe, config

@@ -9,75 +9,40 @@ into the dataclass, and `dat config` prints it.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
-import re
-import types
 import typing
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
-import yaml
+from dat.core.mistakes import Mistakes, SettingError, Synonyms, did_you_mean
+from dat.core.reading import read_settings
+from dat.core.setting_values import (
+    Arguments,
+    SettingLimits,
+    checked,
+    parse_argument,
+    show,
+    type_name,
+)
 
-NONE_WORDS = ("none", "null", "")
-SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-
-
-class SettingError(ValueError):
-    """A setting with a wrong name or value; the message names it and says what is allowed."""
-
-
-@dataclass(frozen=True)
-class SettingLimits:
-    """The range of a setting: bounds, or a list of choices."""
-
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
-    lt: float | None = None
-    choices: tuple[str, ...] | tuple[int, ...] | None = None
-    finite: bool = True
-    or_import: bool = False
-    """Also accept `package.module:name`, user code, which `dat.config.trust` looks for."""
-    patterns: tuple[tuple[str, str], ...] = ()
-    """Also accept names of these forms: as shown to users, and as regular expressions."""
-
-    def __str__(self) -> str:
-        if self.choices is not None:
-            words = ", ".join((*map(str, self.choices), *(shown for shown, _ in self.patterns)))
-            return f"{words}, or package.module:name" if self.or_import else f"one of {words}"
-        parts = [
-            f"{word} {bound:g}"
-            for word, bound in (
-                ("at least", self.ge),
-                ("above", self.gt),
-                ("at most", self.le),
-                ("below", self.lt),
-            )
-            if bound is not None
-        ]
-        return " and ".join(parts)
-
-    def allow(self, value: object) -> bool:
-        if value is None:
-            return True
-        if isinstance(value, tuple):
-            return all(self.allow(item) for item in value)
-        if self.choices is not None:
-            named = any(re.fullmatch(form, str(value)) for _, form in self.patterns)
-            return value in self.choices or named or (self.or_import and ":" in str(value))
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return True
-        if isinstance(value, float) and (math.isnan(value) or (self.finite and math.isinf(value))):
-            return False
-        return (
-            (self.ge is None or value >= self.ge)
-            and (self.gt is None or value > self.gt)
-            and (self.le is None or value <= self.le)
-            and (self.lt is None or value < self.lt)
-        )
+__all__ = [
+    "Arguments",
+    "Entry",
+    "KeyedField",
+    "SettingError",
+    "SettingLimits",
+    "SettingRow",
+    "Settings",
+    "arguments",
+    "component",
+    "did_you_mean",
+    "inline",
+    "name_of",
+    "parse_argument",
+    "section",
+    "setting",
+    "show",
+]
 
 
 def setting(
@@ -93,11 +58,12 @@ def setting(
     or_import: bool = False,
     patterns: tuple[tuple[str, str], ...] = (),
     key: str | None = None,
+    show: Callable[[Any], str] = show,
 ) -> Any:
     """A dataclass field with a description and a range; `key` is its name in files and on the
-    command line, by default the field's own."""
+    command line, by default the field's own, and `show` writes its value as one would type it."""
     limits = SettingLimits(ge, gt, le, lt, choices, finite, or_import, patterns)
-    metadata = {"help": help, "limits": limits} | ({"key": key} if key else {})
+    metadata = {"help": help, "limits": limits, "show": show} | ({"key": key} if key else {})
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -124,60 +90,6 @@ def component(registry: Mapping[str, type[Settings]], default: str, help: str) -
         default_factory=registry[default],
         metadata={"help": help, "registry": registry, "default": default},
     )
-
-
-class Arguments(Mapping[str, Any]):
-    """Named plain values for a function: numbers, text, true or false, none, and lists of them.
-
-    On the command line a value is written as in YAML: `model.args.depths=[2,2,6,2]`.
-    """
-
-    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        self._values = {}
-        for name, value in (values or {}).items():
-            if not str(name).isidentifier():
-                raise ValueError
-            self._values[str(name)] = _plain(value)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
-
-    def __repr__(self) -> str:
-        """In YAML's flow style, which can be typed."""
-        text = yaml.safe_dump(
-            self._values, default_flow_style=True, sort_keys=False, width=math.inf
-        )
-        return str(text).strip()
-
-
-def _plain(value: object) -> Any:
-    """A value that YAML can write; raises a TypeError or ValueError for any other."""
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, str) and SCIENTIFIC.fullmatch(value):  # text in YAML 1.1
-        value = float(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError
-
-
-def parse_argument(text: str) -> Any:
-    """An argument's value as typed on the command line; raises a ValueError if it is not YAML."""
-    try:
-        return yaml.safe_load(text) if text.strip() else text
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{text!r}: not YAML ({' '.join(str(error).split())})") from None
 
 
 class KeyedField(NamedTuple):
@@ -211,15 +123,23 @@ class SettingRow(NamedTuple):
 class Settings:
     """Base class of everything that can be configured."""
 
+    synonyms: ClassVar[Synonyms] = Synonyms()
+    """Other names of settings and choices, for suggestions."""
+    checks: ClassVar[tuple[Callable[[Any], Iterator[str]], ...]] = ()
+    """Checks across fields; each yields its mistakes."""
+
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        hints, mistakes = typing.get_type_hints(type(self)), Mistakes()
+        name = type(self).__name__.removesuffix("Settings")
         for field in dataclasses.fields(self):
-            if "limits" in field.metadata:
-                value = getattr(self, field.name)
-                path = f"{type(self).__name__.removesuffix('Settings')}.{field.name}"
-                object.__setattr__(
-                    self, field.name, _checked(value, hints[field.name], field, path)
-                )
+            if (limits := field.metadata.get("limits")) is not None:
+                with mistakes.collected():
+                    path, value = f"{name}.{field.name}", getattr(self, field.name)
+                    value = checked(value, hints[field.name], limits, path)
+                    object.__setattr__(self, field.name, value)
+        mistakes.refuse(name)
+        mistakes.lines += [mistake for check in self.checks for mistake in check(self)]
+        mistakes.refuse(name)
 
     @classmethod
     def fields_by_key(cls) -> dict[str, KeyedField]:
@@ -237,40 +157,30 @@ class Settings:
 
     @classmethod
     def read(cls, values: object, path: str = "") -> Self:
-        """Build from nested mappings, as parsed from YAML or a command line."""
-        if not isinstance(values, Mapping):
-            raise SettingError(f"{path or 'the config'} = {values!r}: must be a group of settings")
-        by_key = cls.fields_by_key()
-        field_values: dict[str, Any] = {}
+        """Build from nested mappings, as parsed from YAML or a command line; raises one
+        SettingError for all mistakes."""
+        return read_settings(cls, values, path)
+
+    @classmethod
+    def of_keys(cls, values: Mapping[str, Any]) -> Self:
+        """Build from the values of keys, those of inline fields included."""
+        by_key, field_values = cls.fields_by_key(), dict[str, Any]()
         for key, value in values.items():
-            key_path = f"{path}.{key}" if path else str(key)
-            if key not in by_key:
-                known = [f"{path}.{name}" if path else name for name in by_key]
-                shown = key_path if key_path.isprintable() else repr(key_path)
-                raise SettingError(f"unknown setting {shown}{did_you_mean(key_path, known)}")
-            sections, field, hint = by_key[key]
             group = field_values
-            for section in sections:
+            for section in by_key[key].sections:
                 group = group.setdefault(section, {})
-            if "registry" in field.metadata:
-                group[field.name] = _read_component(field, value, key_path)
-            elif isinstance(hint, type) and issubclass(hint, Settings):
-                group[field.name] = hint.read(value, key_path)
-            else:
-                group[field.name] = _checked(value, hint, field, key_path)
-        try:
-            return cls._from_fields(field_values)
-        except SettingError as error:  # raised by a check across fields
-            raise SettingError(f"{path}: {error}" if path else str(error)) from None
+            group[by_key[key].field.name] = value
+        return cls._from_fields(field_values)
 
     @classmethod
     def _from_fields(cls, values: dict[str, Any]) -> Self:
         """Build from field values, with those of inline fields nested."""
-        hints = typing.get_type_hints(cls)
-        inlined = [field.name for field in dataclasses.fields(cls) if "inline" in field.metadata]
-        nested = {
-            name: hints[name]._from_fields(values[name]) for name in inlined if name in values
-        }
+        hints, nested, mistakes = typing.get_type_hints(cls), dict[str, Any](), Mistakes()
+        for field in dataclasses.fields(cls):
+            if "inline" in field.metadata and field.name in values:
+                with mistakes.collected():
+                    nested[field.name] = hints[field.name]._from_fields(values[field.name])
+        mistakes.refuse()
         return cls(**values | nested)
 
     def dump(self) -> dict[str, Any]:
@@ -307,10 +217,11 @@ class Settings:
             limits = field.metadata.get("limits")
             if limits is None:
                 limits = SettingLimits(choices=tuple(field.metadata["registry"]))
-            allowed = _type_name(hint)
+            allowed = type_name(hint)
             if str(limits):
                 allowed = str(limits) if limits.choices else f"{allowed}, {limits}"
-            yield SettingRow(path, show(value), field.metadata["help"], allowed)
+            shown = field.metadata.get("show", show)(value)
+            yield SettingRow(path, shown, field.metadata["help"], allowed)
 
 
 def _dumped(value: object) -> object:
@@ -324,130 +235,3 @@ def name_of(field: dataclasses.Field[Any], value: object) -> str:
     """The registered name of a component."""
     registry: Mapping[str, type] = field.metadata["registry"]
     return next(name for name, kind in registry.items() if type(value) is kind)
-
-
-def did_you_mean(word: str, known: typing.Iterable[str]) -> str:
-    """The end of an error message about an unknown name: the closest one, or all."""
-    known = sorted(known)
-    matches = difflib.get_close_matches(word, known, n=1)
-    return f": did you mean {matches[0]}?" if matches else f": choose from {', '.join(known)}"
-
-
-def show(value: object) -> str:
-    """A value as a user would type it."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, tuple):
-        return ",".join(show(item) for item in value) or "none"
-    return str(value)
-
-
-def _read_component(field: dataclasses.Field[Any], value: object, path: str) -> Settings:
-    registry: Mapping[str, type[Settings]] = field.metadata["registry"]
-    if isinstance(value, str):  # the short form, `attack: fgsm`
-        value = {"name": value}
-    if not isinstance(value, Mapping):
-        raise SettingError(f"{path} = {value!r}: must be a group of settings with a name")
-    name = value.get("name", field.metadata["default"])
-    if not isinstance(name, str) or name not in registry:
-        raise SettingError(f"{path}.name = {name!r}: unknown{did_you_mean(str(name), registry)}")
-    return registry[name].read({k: v for k, v in value.items() if k != "name"}, path)
-
-
-def _checked(value: object, hint: Any, field: dataclasses.Field[Any], path: str) -> Any:
-    """The value converted to its declared type; raises a SettingError if it is out of range."""
-    limits: SettingLimits = field.metadata["limits"]
-    try:
-        converted = _convert(value, hint)
-    except (TypeError, ValueError, ArithmeticError):
-        article = "a " if _type_name(hint).startswith(("whole number", "number")) else ""
-        expected = _type_name(hint) + (f", {limits}" if str(limits) else "")
-        raise SettingError(f"{path} = {value!r}: must be {article}{expected}") from None
-    if not limits.allow(converted):
-        suggestion = ""
-        if limits.choices is not None:
-            words = [choice for choice in limits.choices if isinstance(choice, str)]
-            matches = difflib.get_close_matches(str(converted), words, n=1)
-            suggestion = f" (did you mean {matches[0]}?)" if matches else ""
-        shown = repr(converted) if isinstance(converted, str) else show(converted)
-        allowed = str(limits) or "a finite number"
-        raise SettingError(f"{path} = {shown}: must be {allowed}{suggestion}")
-    return converted
-
-
-def _convert(value: object, hint: Any) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        none = value is None or (isinstance(value, str) and value.lower() in NONE_WORDS)
-        if none and type(None) in args:
-            return None
-        *others, last = (arg for arg in args if arg is not type(None))
-        for arg in others:
-            with suppress(TypeError, ValueError):
-                return _convert(value, arg)
-        return _convert(value, last)
-    if hint is Arguments:
-        return _arguments(value)
-    if origin is tuple:
-        items = value
-        if isinstance(value, str):
-            items = [] if value.lower() in NONE_WORDS else value.split(",")
-        if not isinstance(items, list | tuple):
-            items = [items]
-        if args[-1] is not Ellipsis and len(items) != len(args):
-            raise ValueError
-        return tuple(_convert(item, args[0]) for item in items)
-    if hint is bool:
-        if isinstance(value, str) and value.lower() in ("true", "false"):
-            return value.lower() == "true"
-        if isinstance(value, bool):
-            return value
-        raise TypeError
-    if isinstance(value, bool):
-        raise TypeError
-    if hint is int:
-        if isinstance(value, str) or (isinstance(value, float) and value.is_integer()):
-            return int(value)
-        if isinstance(value, int):
-            return value
-        raise TypeError
-    if hint is float:
-        return _number(value)
-    if hint is str and isinstance(value, str | int | float):
-        return str(value)
-    raise TypeError
-
-
-def _arguments(value: object) -> Arguments:
-    if isinstance(value, str):
-        value = {} if value.lower() in NONE_WORDS else parse_argument(value)
-    if value is None or isinstance(value, Mapping):
-        return value if isinstance(value, Arguments) else Arguments(value)
-    raise TypeError
-
-
-def _number(value: object) -> float:
-    """A float; strings may be fractions, so that eps can be written as 8/255."""
-    if isinstance(value, str):
-        numerator, slash, denominator = value.partition("/")
-        return float(numerator) / float(denominator) if slash else float(value)
-    if isinstance(value, int | float):
-        return float(value)
-    raise TypeError
-
-
-def _type_name(hint: Any) -> str:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return " or ".join(_type_name(arg) for arg in args)
-    if origin is tuple:
-        count = "a list of" if args[-1] is Ellipsis else str(len(args))
-        return f"{count} {_type_name(args[0])}s"
-    if hint is Arguments:
-        return "name: value, ..."
-    names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
-    return names.get(hint, "none")

@@ -29,7 +29,9 @@ class ThreatModel(Settings):
     """All x' with ||x' - x|| <= eps and pixels in [0, 1]."""
 
     norm: str = setting("linf", "norm of the perturbation", choices=("linf", "l2"))
-    eps: float = setting(8 / 255, "radius of the ball, for pixels in [0, 1]", ge=0)
+    eps: float = setting(
+        8 / 255, "radius of the ball, for pixels in [0, 1]", ge=0, show=lambda eps: show_radius(eps)
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,6 +144,15 @@ class ThreatModel(Settings):
 
     random_edge = RenamedAttribute("random_boundary_start")
     reach = RenamedAttribute("step_to_hyperplane")
+
+
+def show_radius(eps: float) -> str:
+    """A radius for people: 8/255 where it is a multiple of half a gray level and has no short
+    decimal form, such as 0.2 or 0.5."""
+    halves = round(2 * 255 * eps)
+    if float(f"{eps:g}") != eps and abs(255 * eps - halves / 2) < 1e-6:
+        return f"{halves / 2:g}/255"
+    return f"{eps:g}"
 
 
 def per_sample(values: Tensor, x: Tensor) -> Tensor:

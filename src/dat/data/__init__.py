@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         RandomPartitionSampler,
         class_balanced_subset,
         default_partitions,
+        limit_images,
         split_holdout,
         split_labels,
     )
@@ -50,7 +51,7 @@ else:
         local="Partitions LocalPartitionSampler",
         partitions=(
             "PartitionSampler RandomPartitionSampler class_balanced_subset default_partitions "
-            "split_holdout split_labels"
+            "limit_images split_holdout split_labels"
         ),
         pseudo="PseudoLabels",
         names="is_known",
@@ -93,6 +94,7 @@ __all__ = [
     "default_partitions",
     "image_data",
     "is_known",
+    "limit_images",
     "load",
     "load_synthetic",
     "load_unlabelled",

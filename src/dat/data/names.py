@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dat.core.settings import did_you_mean
+from dat.core.mistakes import closest, did_you_mean
 from dat.data.catalog import CATALOG
 from dat.data.decode import NAMES
 from dat.data.fetch import cached
@@ -41,6 +41,11 @@ def standard_sets() -> list[dict[str, Any]]:
 def is_known(name: str) -> bool:
     """Whether this is the name of a dataset, even if a file of that name exists."""
     return name in BUILT_IN or name in CATALOG
+
+
+def known_spelling(name: str) -> str | None:
+    """The dataset of this name but for case and punctuation: that of CIFAR-10 is cifar10."""
+    return closest(name, (*BUILT_IN, *CATALOG), cutoff=1)
 
 
 def check_name(name: str) -> None:

@@ -45,11 +45,25 @@ def split_labels(data: ImageData, count: int, seed: int) -> tuple[ImageData, Ima
         raise ValueError(
             f"data.labels = {count}: must be above 0 and below {len(data)}, the number of images"
         )
-    order = torch.randperm(len(data), generator=generator(seed, "labels"))
-    chosen = interleave_classes(data, order)[:count]
+    chosen = _balanced_rows(data, count, seed, "labels")
     remaining = torch.ones(len(data), dtype=torch.bool)
     remaining[chosen] = False
-    return data.take(chosen.sort().values), data.take(remaining.nonzero().squeeze(1))
+    return data.take(chosen), data.take(remaining.nonzero().squeeze(1))
+
+
+def limit_images(data: ImageData, count: int | None, seed: int) -> ImageData:
+    """A random class-balanced subset of `count` training images; None: all."""
+    if count is None or count == len(data):
+        return data
+    if count > len(data):
+        raise ValueError(f"data.limit = {count}: there are only {len(data)} training images")
+    return data.take(_balanced_rows(data, count, seed, "limit"))
+
+
+def _balanced_rows(data: ImageData, count: int, seed: int, purpose: str) -> Tensor:
+    """The rows of a random class-balanced subset, ascending."""
+    order = torch.randperm(len(data), generator=generator(seed, purpose))
+    return interleave_classes(data, order)[:count].sort().values
 
 
 def interleave_classes(data: ImageData, order: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from dat.attacks import PGD, Attack
 from dat.core import devices
+from dat.core.mistakes import Mistakes
 from dat.core.rng import seeded
 from dat.core.threat import ThreatModel
 from dat.core.tracing import watched
@@ -79,11 +80,12 @@ class Trainer:
             raise ValueError("epochs must be at least 1")
         self.images = data = TrainingData.of(self.data)
         """The training data."""
-        self.exchange.check(self)
-        self.compute.check(self)
-        for option in self.options.each():
-            option.check(self)
-        self.exchange.sharding.check(self)
+        mistakes = Mistakes()
+        sharding, options = self.exchange.sharding, self.options.each()
+        for part in (self.exchange, self.compute, *options, sharding):
+            with mistakes.collected():
+                part.check(self)
+        mistakes.refuse()
         self._check_labels(data)
         if not self.sharded:  # sharding moves one block at a time to the device
             self.model.to(self.world.device)

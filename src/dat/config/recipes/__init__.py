@@ -6,7 +6,7 @@ A recipe may build on another one (`base: digits`) and list only the differences
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ import yaml
 
 from dat.config.schema import RunConfig, merge
 from dat.config.trust import is_of_run, refuse_code
+from dat.core.mistakes import Mistakes
 from dat.core.settings import SettingError, did_you_mean
+from dat.data.names import known_spelling
 
 
 def names() -> list[str]:
@@ -32,11 +34,24 @@ def read(recipe: str, edits: Mapping[str, Any] | None = None, *, trust: bool = F
     or `trust` is set.
     """
     levels = _levels(recipe, ())
-    config = RunConfig.read(_merged([*levels.values(), edits or {}]))
+    values, mistakes = _merged([*levels.values(), edits or {}]), Mistakes()
+    with mistakes.collected():
+        config = RunConfig.read(values)
+    mistakes.lines += _check_dataset(values.get("data"))
+    mistakes.refuse(recipe)
     foreign = [] if trust else _foreign(levels)
     if foreign:
         refuse_code(config, _own(levels, foreign, edits or {}), foreign[-1])
     return config
+
+
+def _check_dataset(group: object) -> Iterator[str]:
+    """Refuse a known dataset in another spelling. Any other name is checked when the data is
+    loaded, as not every machine has it."""
+    name = group.get("name") if isinstance(group, Mapping) else None
+    meant = known_spelling(name) if isinstance(name, str) else None
+    if meant not in (None, name) and not Path(str(name)).exists():
+        yield f"data.name = {name!r}: unknown: did you mean {meant}?"
 
 
 def user_settings(recipe: str, edits: Mapping[str, Any]) -> dict[str, Any]:
