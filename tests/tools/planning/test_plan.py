@@ -27,6 +27,7 @@ from dat.tools.planning.advice import (
 )
 from dat.tools.planning.cluster import read_rate
 from dat.tools.planning.costs import fingerprint, load, read, save
+from dat.tools.planning.datasets import KNOWN_DATASETS, DatasetShape
 from dat.tools.planning.gradient import even, slots_of
 from dat.tools.planning.memory import (
     Activations,
@@ -34,12 +35,7 @@ from dat.tools.planning.memory import (
     estimate_memory,
     optimizer_states,
 )
-from dat.tools.planning.recipe import (
-    KNOWN_DATASETS,
-    DatasetShape,
-    RecipeProfile,
-    find_shape,
-)
+from dat.tools.planning.recipe import RecipeProfile, find_shape
 from dat.tools.planning.scaling import scale, sizes
 from dat.tools.planning.timing import (
     TimedSteps,

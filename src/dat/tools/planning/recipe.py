@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -12,7 +11,7 @@ from dat.config.build import make_model
 from dat.config.finetune import resolve_finetuning
 from dat.config.schema import RunConfig
 from dat.data import Partitions, Splits, load
-from dat.data.catalog import CATALOG
+from dat.tools.planning.datasets import KNOWN_DATASETS, DatasetShape
 from dat.tools.planning.gradient import Gradient, slots_of, watch_backward
 from dat.tools.planning.memory import Activations, count_activations, estimate_memory, host_memory
 from dat.tools.planning.model import ComputeTimes
@@ -28,25 +27,6 @@ from dat.tools.planning.timing import (
     split_by_passes,
     timed_steps,
 )
-
-
-class DatasetShape(NamedTuple):
-    """What a plan needs to know of a dataset."""
-
-    classes: int
-    image: tuple[int, int, int]
-    total: int
-    """Images in the training set."""
-
-
-KNOWN_DATASETS = {
-    "imagenet": DatasetShape(1000, (3, 224, 224), 1_281_167),
-    "digits": DatasetShape(10, (1, 8, 8), 1_437),
-} | {
-    name: DatasetShape(len(dataset.classes), dataset.shape, sum(dataset.train))
-    for name, dataset in CATALOG.items()
-}
-"""Datasets that can be planned with without being on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
