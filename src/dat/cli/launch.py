@@ -34,6 +34,7 @@ def add(commands: Commands) -> None:
     )
     torchrun.add_argument(
         "--hosts",
+        metavar="HOST[,HOST]",
         type=str_list,
         required=True,
         help="host names or addresses, comma-separated; the first is the rendezvous host",
@@ -76,6 +77,7 @@ def _slurm_arguments(slurm: argparse.ArgumentParser) -> None:
     slurm.add_argument("--time", default="24:00:00", help="time limit (default: 24:00:00)")
     slurm.add_argument(
         "--grace",
+        metavar="S",
         type=positive_int,
         default=120,
         help="seconds before the time limit to save a checkpoint (default: 120)",

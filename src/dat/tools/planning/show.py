@@ -60,8 +60,8 @@ def describe(plan: ClusterPlan) -> str:
         else "as given"
     )
     lines = [
-        f"{plan.recipe} on {cluster.nodes:,} x {cluster.devices} workers, {compute.images:,} "
-        f"images each, {profile.gradient.values:,} parameters.",
+        f"{plan.recipe} on {cluster.nodes:,} x {cluster.devices} workers, "
+        f"{plural(compute.images, 'image')} each, {profile.gradient.values:,} parameters.",
         f"Without an exchange, a step takes {compute.total:.3g} s ({how}).",
         f"Costs of kernels and messages: {describe_costs(plan.costs)}",
     ]
