@@ -28,7 +28,7 @@ from dat.models import build_model
 from dat.tools.planning import Cluster, ComputeTimes, Costs, Gradient, NetworkLink, predict
 from dat.tools.planning.costs import load
 from dat.tools.planning.gradient import watch_backward
-from dat.tools.planning.recipe import compute_from_profile
+from dat.tools.planning.timing import compute_from_profile
 
 SHARE, WIDTH = 256, 64
 """Images a worker, channels of the network."""

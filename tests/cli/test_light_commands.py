@@ -46,7 +46,7 @@ ANSWERED = {
     "new mine": "mine/recipe.yaml",
     "selftest --list": "protocols",
     "reproduce": "table1",
-    "reproduce table4 --dry-run --runs runs": "dat train",
+    "reproduce table4 --dry-run --runs runs": "Cost, according to the study",
 }
 """What is asked, and a part of the answer."""
 

@@ -144,6 +144,73 @@ def test_the_commands_print_and_write(
     )
 
 
+SETUP = "export GREETING='hello there'\nTWICE=$GREETING"
+
+
+def test_setup_commands_run_before_the_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "setup.sh").write_text(f"{SETUP}\n")
+    for setup in (SETUP, "setup.sh"):
+        code, out, _ = call(capsys, "launch", "slurm", "digits", "--nodes", "2", "--setup", setup)
+        assert code == 0
+        subprocess.run(["bash", "-n"], input=out, text=True, check=True)
+        assert out.index("#SBATCH") < out.index(SETUP) < out.index("set -uo") < out.index("srun")
+    words = ("launch", "torchrun", "digits", "--hosts", "a,b", "--setup", "setup.sh")
+    code, out, _ = call(capsys, *words)
+    assert code == 0 and out.startswith(f"# on a\n{SETUP}\nenv ")
+    subprocess.run(["bash", "-n"], input=out, text=True, check=True)
+
+
+@pytest.mark.parametrize("kind", ["trainjob", "pytorchjob"])
+def test_setup_commands_run_in_the_pod(kind: str, tmp_path: Path) -> None:
+    """Only they are read by a shell: the arguments after them arrive unchanged."""
+    job = ClusterJob(settings=(f"about={EVIL}",), setup=SETUP)
+    parsed = yaml.safe_load(manifest(job, "dat:1", kind=kind))
+    spec = parsed["spec"]
+    if kind == "trainjob":
+        command = spec["trainer"]["command"]
+    else:
+        pod = spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+        command = pod["containers"][0]["command"]
+    assert command[:2] == ["bash", "-c"] and command[4] == "torchrun"
+    show = ["sh", "-c", 'printf "%s\\0" "$GREETING" "$@"', "sh", *command[4:]]
+    done = subprocess.run([*command[:4], *show], cwd=tmp_path, capture_output=True, check=True)
+    assert done.stdout.decode().split("\0")[:-1] == ["hello there", *command[4:]]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gpus_are_requested_only_if_the_recipe_uses_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("launch", "slurm", "digits", "--nodes", "2", "--devices", "3")
+    for more, expected in (((), True), (("comm.device=cpu",), False), (("--cpu",), False)):
+        code, out, _ = call(capsys, *words, *more)
+        assert code == 0 and ("--gpus-per-node=3" in out) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ("", True),
+        ("--volume-claim mine", False),
+        ("--volume mine --out /runs/a/b", False),
+        ("--volume-claim mine --out runs/a", True),
+        ("--volume-claim mine --out /runs-of-others/a", True),
+        ("--out /runs/a", True),
+    ],
+)
+def test_checkpoints_that_die_with_the_pod_give_a_warning(
+    words: str, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ("launch", "kubernetes", "digits", "--nodes", "2", "--image", "dat:1")
+    code, out, err = call(capsys, *common, *words.split())
+    assert code == 0 and yaml.safe_load(out)["kind"] == "TrainJob"
+    assert err.startswith("warning: checkpoints are lost with their pod") == warned
+    assert len(err.splitlines()) == int(warned)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -158,7 +225,16 @@ def test_the_commands_print_and_write(
         ("torchrun digits --hosts a;b", "--hosts 'a;b': not a valid host name or address"),
         ("torchrun digits --hosts a,a", "--hosts: 1 different hosts for --nodes 2"),
         ("kubernetes digits --nodes 2 --image $(x)", "--image '$(x)': not a valid image name"),
-        ("kubernetes digits --nodes 2 --image dat:1 --volume A", "--volume 'A': not a valid name"),
+        (
+            "kubernetes digits --nodes 2 --image dat:1 --volume A",
+            "--volume-claim 'A': not a valid name",
+        ),
+        ("slurm digits --nodes 2 --setup (", "--setup: not complete commands of bash (line"),
+        ("slurm digits --nodes 2 --setup 'x", "--setup: not complete commands of bash (line"),
+        ("slurm digits --nodes 2 --setup x<<A", "--setup: not complete commands of bash (line"),
+        ("slurm digits --nodes 2 --setup x\\", "commands of bash (it ends in a backslash)"),
+        ("slurm digits --nodes 2 --setup a\x07", "--setup: must be lines of printable"),
+        ("slurm digits --nodes 2 --cpu comm.device=cuda", "--cpu: the recipe needs GPUs"),
         (
             "slurm digits --nodes 2 --devices 3 protocol.name=hybrid protocol.inside=4",
             "protocol.inside = 4: must divide the number of workers, 6",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,18 +34,21 @@ def add(commands: Commands) -> None:
     )
     torchrun.add_argument(
         "--hosts",
+        metavar="HOST[,HOST]",
         type=str_list,
         required=True,
         help="host names or addresses, comma-separated; the first is the rendezvous host",
     )
     _job_arguments(torchrun)
+    _setup_argument(torchrun)
     slurm = launch.add(
         "slurm",
         _slurm,
         "write an sbatch script that handles preemption and requeueing",
         "  dat launch slurm my.yaml --nodes 6 --devices 6 --out runs/mine --file job.sh\n"
         "  dat launch slurm my.yaml --nodes 6 --devices 6 --time 12:00:00 protocol.name=hybrid "
-        "quantizer.bits=8",
+        "quantizer.bits=8\n"
+        "  dat launch slurm my.yaml --nodes 6 --setup 'module load cuda; source venv/bin/activate'",
     )
     _slurm_arguments(slurm)
     kubernetes = launch.add(
@@ -52,7 +56,7 @@ def add(commands: Commands) -> None:
         _kubernetes,
         "write a Kubernetes manifest: Kubeflow's TrainJob or PyTorchJob",
         "  dat launch kubernetes my.yaml --nodes 6 --devices 6 --image registry.here/dat:1 "
-        "--volume runs --out /runs/mine\n"
+        "--volume-claim runs --out /runs/mine\n"
         "  dat launch kubernetes my.yaml --nodes 6 --devices 6 --image dat:1 --kind pytorchjob",
     )
     _kubernetes_arguments(kubernetes)
@@ -69,9 +73,11 @@ def add(commands: Commands) -> None:
 def _slurm_arguments(slurm: argparse.ArgumentParser) -> None:
     _nodes_argument(slurm)
     _job_arguments(slurm)
+    _setup_argument(slurm)
     slurm.add_argument("--time", default="24:00:00", help="time limit (default: 24:00:00)")
     slurm.add_argument(
         "--grace",
+        metavar="S",
         type=positive_int,
         default=120,
         help="seconds before the time limit to save a checkpoint (default: 120)",
@@ -94,13 +100,29 @@ def _kubernetes_arguments(kubernetes: argparse.ArgumentParser) -> None:
         help="for Kubeflow Trainer v2 or the training operator v1 (default: trainjob)",
     )
     kubernetes.add_argument(
-        "--volume", metavar="CLAIM", help="a persistent volume claim to mount at /runs"
+        "--volume-claim",
+        "--volume",
+        dest="volume",
+        metavar="NAME",
+        help="a persistent volume claim to mount at /runs; checkpoints in --out /runs/... outlive "
+        "their pod (default: none)",
     )
+    _setup_argument(kubernetes)
 
 
 def _nodes_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nodes", type=positive_int, required=True, metavar="P", help="number of nodes"
+    )
+
+
+def _setup_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--setup",
+        default="",
+        metavar="COMMANDS",
+        help="shell commands to run before the training command, or a file with them (default: "
+        "none)",
     )
 
 
@@ -127,9 +149,13 @@ def _job_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=3,
         metavar="N",
-        help="restarts when a worker dies (default: 3)",
+        help="restart the workers up to N times if one dies (default: 3)",
     )
-    parser.add_argument("--cpu", action="store_true", help="request no GPUs")
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="request no GPUs (default: one per worker, unless comm.device = cpu)",
+    )
     parser.add_argument("--file", type=Path, help="output file (default: print)")
 
 
@@ -138,13 +164,17 @@ def _job(arguments: argparse.Namespace, nodes: int) -> ClusterJob:
     from dat.config.recipes import read
     from dat.config.schema import parse_edits
     from dat.config.trust import code_arguments
+    from dat.jobs.clusters import MOUNT
     from dat.jobs.clusters.job import ClusterJob, name_of
 
     config = read(arguments.recipe, parse_edits(arguments.settings), trust=arguments.trust)
     code = tuple(code_arguments(config))
     workers = nodes * arguments.devices
     config.protocol.check(config.quantizer, workers)
-    out = arguments.out or f"runs/{Path(arguments.recipe).stem}"
+    stem = Path(arguments.recipe).stem
+    out = arguments.out or (
+        f"{MOUNT}/{stem}" if getattr(arguments, "volume", None) else f"runs/{stem}"
+    )
     return ClusterJob(
         recipe=arguments.recipe,
         settings=(*arguments.settings, *(code if arguments.trust else ())),
@@ -156,8 +186,21 @@ def _job(arguments: argparse.Namespace, nodes: int) -> ClusterJob:
         interface=arguments.interface,
         port=arguments.port,
         restarts=arguments.restarts,
-        gpus=not arguments.cpu,
+        gpus=_uses_gpus(config.comm.device, arguments.cpu),
+        setup=_setup(getattr(arguments, "setup", "")),
     )
+
+
+def _uses_gpus(device: str, cpu: bool) -> bool:
+    """Whether the workers need GPUs; with `comm.device = auto` they use those that they have."""
+    if cpu and device not in ("auto", "cpu"):
+        raise ValueError(f"--cpu: the recipe needs GPUs (comm.device = {device}); omit one of them")
+    return not cpu and device != "cpu"
+
+
+def _setup(text: str) -> str:
+    """Shell commands, or those in a file."""
+    return Path(text).read_text().strip() if text and Path(text).is_file() else text.strip()
 
 
 def _deliver(text: str, arguments: argparse.Namespace, about: str) -> int:
@@ -176,9 +219,11 @@ def _deliver(text: str, arguments: argparse.Namespace, about: str) -> int:
 def _torchrun(arguments: argparse.Namespace, argv: list[str]) -> int:
     from dat.jobs.clusters import commands
 
-    per_host = commands(_job(arguments, len(arguments.hosts)), arguments.hosts)
+    job = _job(arguments, len(arguments.hosts))
+    per_host = commands(job, arguments.hosts)
     pairs = zip(arguments.hosts, per_host, strict=True)
-    lines = [f"# on {host}\n{shlex.join(command)}\n" for host, command in pairs]
+    setup = f"{job.setup}\n" if job.setup else ""
+    lines = [f"# on {host}\n{setup}{shlex.join(command)}\n" for host, command in pairs]
     return _deliver("\n".join(lines), arguments, "one command per node")
 
 
@@ -199,9 +244,15 @@ def _ray(arguments: argparse.Namespace, argv: list[str]) -> int:
 
 
 def _kubernetes(arguments: argparse.Namespace, argv: list[str]) -> int:
-    from dat.jobs.clusters import manifest
+    from dat.jobs.clusters import MOUNT, keeps_checkpoints, manifest
 
     job = _job(arguments, arguments.nodes)
     text = manifest(job, arguments.image, kind=arguments.kind, volume=arguments.volume)
+    if not keeps_checkpoints(job.out, arguments.volume):
+        print(
+            f"warning: checkpoints are lost with their pod, as {job.out} is not on a persistent "
+            f"volume; use --volume-claim NAME --out {MOUNT}/{job.name}",
+            file=sys.stderr,
+        )
     about = f"start it with kubectl apply -f {shlex.quote(str(arguments.file))}"
     return _deliver(text, arguments, about)

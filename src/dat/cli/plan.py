@@ -36,8 +36,8 @@ def add(commands: Commands) -> None:
         "--compute",
         type=float,
         metavar="SECONDS",
-        help="step time of a worker on its own device, without communication (default: measured "
-        "here)",
+        help="seconds per step of a worker on its own device, without communication (default: "
+        "measured here)",
     )
     plan.add_argument(
         "--sweep",
@@ -74,7 +74,10 @@ def _cluster_arguments(plan: argparse.ArgumentParser) -> None:
         "--latency", type=float, metavar="US", help="link latency in microseconds (default: 50)"
     )
     plan.add_argument(
-        "--cores", type=float, metavar="N", help="CPU cores per node (default: as on this machine)"
+        "--cores",
+        type=float,
+        metavar="N",
+        help="CPU cores per node (default: those of this machine)",
     )
 
 

@@ -54,6 +54,14 @@ class ImageSize(Option):
         return next((size for size, until in sizes if epoch < until), None)
 
     def check(self, trainer: Trainer) -> None:
+        self.check_epochs(trainer.epochs)
+        if self.sizes and trainer.attack.starts_from == "carried":
+            raise SettingError(
+                f"{self._shown}: attack.carry needs images of one size; set it to false"
+            )
+
+    def check_epochs(self, epochs: int) -> None:
+        """Refuse sizes that do not fit this number of epochs."""
         if len(self.sizes) != len(self.until):
             shown = self._shown if self.sizes else self._until
             raise SettingError(
@@ -62,12 +70,8 @@ class ImageSize(Option):
             )
         if list(self.until) != sorted(set(self.until)):
             raise SettingError(f"{self._until}: must increase")
-        if self.until and self.until[-1] >= trainer.epochs:
-            raise SettingError(f"{self._until}: must be below train.epochs = {trainer.epochs}")
-        if self.sizes and trainer.attack.starts_from == "carried":
-            raise SettingError(
-                f"{self._shown}: attack.carry needs images of one size; set it to false"
-            )
+        if self.until and self.until[-1] >= epochs:
+            raise SettingError(f"{self._until}: must be below train.epochs = {epochs}")
 
     def build(self, trainer: Trainer) -> ImageSize:
         """Refuse sizes that the images or the network do not have."""

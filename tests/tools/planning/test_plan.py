@@ -11,9 +11,13 @@ import torch
 from torch import nn
 
 from dat.cli import main
+from dat.config.recipes import names
 from dat.config.recipes import read as read_recipe
+from dat.config.schema import RunConfig
+from dat.data import Splits
 from dat.distributed import Buckets, Quantizer, WholeVector
 from dat.tools.planning import Cluster, ComputeTimes, Costs, NetworkLink, predict
+from dat.tools.planning import recipe as profiles
 from dat.tools.planning.advice import (
     Alternative,
     Scheme,
@@ -23,22 +27,24 @@ from dat.tools.planning.advice import (
 )
 from dat.tools.planning.cluster import read_rate
 from dat.tools.planning.costs import fingerprint, load, read, save
-from dat.tools.planning.gradient import even
+from dat.tools.planning.datasets import KNOWN_DATASETS, DatasetShape
+from dat.tools.planning.gradient import even, slots_of
 from dat.tools.planning.memory import (
     Activations,
     count_activations,
     estimate_memory,
     optimizer_states,
 )
-from dat.tools.planning.recipe import (
-    KNOWN_DATASETS,
-    DatasetShape,
-    RecipeProfile,
-    find_shape,
-    passes,
-    split_by_passes,
-)
+from dat.tools.planning.recipe import RecipeProfile, find_shape
 from dat.tools.planning.scaling import scale, sizes
+from dat.tools.planning.timing import (
+    TimedSteps,
+    measure,
+    passes,
+    random_images,
+    split_by_passes,
+    timed_steps,
+)
 
 SMALL = ("model.width=4", "train.batch=96", "attack.steps=1", "comm.threads=1")
 
@@ -178,6 +184,7 @@ def test_activations_are_what_autograd_saves() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 7, bias=False), nn.ReLU(), nn.Linear(7, 5))
     found = count_activations(model, (3, 2, 2))
     assert found == Activations(0.0, 4 * (12 + 7))
+    assert count_activations(model.to("meta"), (3, 2, 2)) == found
 
 
 def test_memory_adds_up() -> None:
@@ -278,6 +285,85 @@ def test_scaling_is_shown_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path
     assert "hybrid" in out and "4,096" in out
     assert out.splitlines()[-1].startswith("Recommended: ")
     assert "<svg" in picture.read_text()
+
+
+@pytest.mark.parametrize("recipe", names())
+def test_every_recipe_is_planned_without_its_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe: str
+) -> None:
+    """Only passes are not run, as those of a large network take seconds."""
+
+    def absent(name: str, reading: object) -> Splits:
+        raise ValueError(f"{name} is not on this machine")
+
+    def timed(config: RunConfig, data: Splits, steps: TimedSteps, devices: int) -> ComputeTimes:
+        return ComputeTimes(images=steps.images, backward=0.1)
+
+    monkeypatch.setattr(profiles, "load", absent)
+    monkeypatch.setattr(profiles, "seconds_per_image", lambda model, x: 0.1)
+    monkeypatch.setattr(profiles, "measure", timed)
+    monkeypatch.setattr(
+        profiles,
+        "watch_backward",
+        lambda model, *rest, **options: even(sum(slot.length for slot in slots_of(model).values())),
+    )
+    where = ("--nodes", "6", "--devices", "6", "--link", "1gbit")
+    code, out, err = call(capsys, recipe, *where, "--json")
+    assert (code, err) == (0, "")
+    config, found = read_recipe(recipe), json.loads(out)
+    images = round(KNOWN_DATASETS[config.data.name].total * (1 - config.data.holdout))
+    assert {row["steps"] for row in found["alternatives"]} == {round(images / config.train.batch)}
+
+
+def test_random_crops_of_pictures_need_no_pictures() -> None:
+    config = read_recipe("digits", {"model": {"width": 4}, "comm": {"threads": 1}})
+    config = replace(config, data=replace(config.data, augmentation="resized-crop"))
+    data = random_images((1, 8, 8), 10, 2)
+    found = measure(config, data, TimedSteps(images=2, steps=1, warmup=1), devices=1)
+    assert found.images == 2 and found.backward > 0
+
+
+def test_slow_networks_are_timed_with_few_images() -> None:
+    config = read_recipe("imagenet")
+    assert timed_steps(config, per_image=1e-3, share=85) == TimedSteps(images=64)
+    assert timed_steps(config, per_image=1e-3, share=3) == TimedSteps(images=3)
+    assert timed_steps(config, per_image=1.0, share=85) == TimedSteps(2, steps=1, warmup=1)
+
+
+def test_a_model_that_exceeds_the_memory_gets_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(profiles, "host_memory", lambda: 10**6)
+    code, _, err = call(capsys, "digits", "--nodes", "4", "--link", "1gbit")
+    assert code == 2
+    (line,) = err.splitlines()
+    assert line.startswith("error: model.name = cnn: a step of 2 images needs about 0.0 GB")
+    assert line.endswith("run dat plan on a machine with more memory")
+
+
+def test_image_sizes_of_training_are_planned_one_by_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--nodes", "4", "--compute", "1", "--link", "100gbit", *SMALL, "train.epochs=10")
+    sizes = ("train.resize=4,6", "train.resize_until=5,8")
+    code, out, err = call(capsys, "digits", *words, *sizes, "--json")
+    assert (code, err) == (0, "")
+    rows = json.loads(out)["sizes"]
+    assert [(row["size"], row["epochs"]) for row in rows] == [(4, 5), (6, 3), (8, 2)]
+    for row in rows:
+        alone = row["without_exchange_seconds"]
+        assert alone == pytest.approx(row["ratio"], rel=0.01)
+    assert rows[-1]["ratio"] == 1
+    code, out, _ = call(capsys, "digits", *words, *sizes)
+    assert code == 0 and "Step by image size (train.resize)" in out and "All epochs: " in out
+    code, _, err = call(capsys, "digits", *words, *sizes, "train.epochs=8")
+    assert code == 2 and "train.resize_until = 5, 8: must be below train.epochs = 8" in err
+
+
+def test_labels_that_are_left_out_shorten_an_epoch() -> None:
+    profile = make_profile()
+    few = replace(profile.config, data=replace(profile.config.data, labels=1000, holdout=0.1))
+    assert replace(profile, config=few).images == 900
 
 
 def test_bits_can_be_swept_over_alone(capsys: pytest.CaptureFixture[str]) -> None:

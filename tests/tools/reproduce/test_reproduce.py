@@ -172,7 +172,7 @@ def test_studies_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for words, expected in (
         ([], "Table 1"),
         (["table1", "--dry-run"], "DAT-PGD w/o LALR"),
-        (["table4", "--scale", "paper", "--dry-run"], "--workers 36"),
+        (["table4", "--scale", "paper", "--dry-run"], "--nnodes 6 --nproc-per-node 6"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["reproduce", *words, "--runs", str(tmp_path)])

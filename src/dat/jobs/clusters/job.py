@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from dataclasses import dataclass
 
 from dat.core.settings import Settings, setting
@@ -31,6 +33,7 @@ class ClusterJob(Settings):
     port: int = setting(29500, "port of the rendezvous", ge=1024, le=65535)
     restarts: int = setting(3, "maximum number of restarts after a worker dies", ge=0)
     gpus: bool = setting(True, "one GPU per worker")
+    setup: str = setting("", "shell commands that run before the training command")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,6 +49,7 @@ class ClusterJob(Settings):
                 raise ValueError(
                     f"{what} {text!r}: must be a name or a path of printable characters"
                 )
+        check_shell(self.setup)
         for word in (*self.settings, *self.code):
             if not word.isprintable() or word.startswith("-"):
                 raise ValueError(f"{word!r}: settings are key=value, in printable characters")
@@ -64,6 +68,23 @@ class ClusterJob(Settings):
             if self.gpus:
                 variables["NCCL_SOCKET_IFNAME"] = self.interface
         return variables
+
+
+def check_shell(text: str) -> None:
+    """Refuse shell commands that would change the meaning of the lines after them."""
+    lines = text.replace("\t", " ").split("\n")
+    if not all(line.isprintable() for line in lines):
+        raise ValueError("--setup: must be lines of printable characters")
+    bash = shutil.which("bash")
+    if not text or bash is None:
+        return
+    checked = subprocess.run(
+        [bash, "-n"], input=text, capture_output=True, text=True, env={"LC_ALL": "C"}
+    )
+    problems = checked.stderr.strip().splitlines()  # an unfinished here-document is a mere warning
+    if checked.returncode or problems or text.endswith("\\"):
+        reason = problems[0].removeprefix(f"{bash}: ") if problems else "it ends in a backslash"
+        raise ValueError(f"--setup: not complete commands of bash ({reason})")
 
 
 def name_of(path: str) -> str:

@@ -8,6 +8,7 @@ Manifests are built as objects and serialized by the YAML library: no text is pa
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
@@ -27,13 +28,23 @@ def manifest(
     if not IMAGE.fullmatch(image):
         raise ValueError(f"--image {image!r}: not a valid image name, e.g. registry.here/dat:1")
     if volume is not None and not NAME.fullmatch(volume):
-        raise ValueError(f"--volume {volume!r}: not a valid name of a persistent volume claim")
+        raise ValueError(
+            f"--volume-claim {volume!r}: not a valid name of a persistent volume claim"
+        )
     resource = {"trainjob": _train_job, "pytorchjob": _pytorch_job}[kind](job, image, volume)
     return yaml.safe_dump(resource, sort_keys=False, default_flow_style=False)
 
 
+def keeps_checkpoints(out: str, volume: str | None) -> bool:
+    """Whether the run's folder is on a volume that outlives the pods."""
+    return volume is not None and PurePosixPath(MOUNT) in PurePosixPath(out).parents
+
+
 def _command(job: ClusterJob) -> list[str]:
+    """What a pod runs; setup commands are the only text that a shell reads."""
+    before = ["bash", "-c", f'{job.setup.rstrip()}\nexec "$@"', "dat"] if job.setup else []
     return [
+        *before,
         *("torchrun", "--max-restarts", str(job.restarts), "--rdzv-id", job.name),
         *("-m", "dat", *job.train),
     ]

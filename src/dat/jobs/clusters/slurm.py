@@ -44,6 +44,7 @@ def script(job: ClusterJob, queue: Queue) -> str:
     torchrun += ["--max-restarts", job.restarts]
     values = {
         "DIRECTIVES": "\n".join(f"#SBATCH {directive}" for directive in _directives(job, queue)),
+        "SETUP": f"\n{job.setup.rstrip()}\n" if job.setup else "",
         "OUT": shlex.quote(job.out),
         "TRAIN": shlex.join(job.train),
         "CODE": "".join(f" {shlex.quote(word)}" for word in job.code),

@@ -4,7 +4,7 @@
 # One torchrun per node. Before the time limit this shell receives SIGTERM and forwards it to the
 # workers, which save a checkpoint and exit. A job that has made progress is requeued and resumes from
 # there; one that has not would only fail again. To resume a cancelled run, `sbatch` this file again.
-
+@SETUP@
 set -uo pipefail
 run=@OUT@
 train=(@TRAIN@)

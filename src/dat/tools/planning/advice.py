@@ -80,12 +80,19 @@ def _own_protocol(profile: RecipeProfile, quantizer: Quantizer) -> str:
 
 
 def estimate(
-    profile: RecipeProfile, cluster: Cluster, scheme: Scheme, *, costs: Costs, share: float
+    profile: RecipeProfile,
+    cluster: Cluster,
+    scheme: Scheme,
+    *,
+    costs: Costs,
+    share: float,
+    ratio: float = 1.0,
 ) -> Alternative:
-    """Predict a step of workers with `share` images each."""
+    """Predict a step of workers with `share` images each; `ratio` is the time of a pass, as a
+    fraction of one at full image size."""
     step = predict(
         profile.gradient,
-        profile.compute.of(share),
+        profile.compute.of(share, ratio),
         protocol=scheme.protocol,
         quantizer=scheme.quantizer,
         cluster=cluster,

@@ -21,6 +21,7 @@ from dat.tools.planning.costs import Costs
 from dat.tools.planning.recipe import RecipeProfile, profile_recipe
 from dat.tools.planning.scaling import ScalingCurve, ScalingPoint, scale
 from dat.tools.planning.sweeps import check_sweep
+from dat.tools.planning.timing import SizePhase
 
 KINDS = ("weak", "strong")
 
@@ -38,6 +39,13 @@ class ClusterPlan:
     why: str
     curves: Sequence[ScalingCurve]
     """Weak and strong scaling, if nodes are swept over."""
+    sizes: Sequence[tuple[SizePhase, Alternative]] = ()
+    """The recommended scheme at each image size of training, if it changes."""
+
+    @property
+    def training(self) -> float:
+        """Seconds of all epochs at these sizes."""
+        return sum(phase.epochs * alternative.epoch for phase, alternative in self.sizes)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -50,6 +58,7 @@ class ClusterPlan:
             "alternatives": [_row(alternative) for alternative in self.alternatives],
             "recommended": {"protocol": self.chosen.step.protocol, "bits": self.chosen.step.bits},
             "why": self.why,
+            "sizes": [phase._asdict() | _row(one) for phase, one in self.sizes],
             "scaling": [
                 {
                     "kind": curve.kind,
@@ -126,7 +135,18 @@ def plan(
         chosen=chosen,
         why=explain(chosen, alternatives),
         curves=curves,
+        sizes=_by_size(profile, cluster, chosen, costs=costs, share=share),
     )
+
+
+def _by_size(
+    profile: RecipeProfile, cluster: Cluster, chosen: Alternative, *, costs: Costs, share: float
+) -> list[tuple[SizePhase, Alternative]]:
+    scheme = Scheme(chosen.step.protocol, replace(profile.config.quantizer, bits=chosen.step.bits))
+    return [
+        (phase, estimate(profile, cluster, scheme, costs=costs, share=share, ratio=phase.ratio))
+        for phase in profile.sizes
+    ]
 
 
 def _curves(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -44,9 +47,13 @@ class MemoryEstimate:
 
 
 def count_activations(model: nn.Module, shape: tuple[int, ...]) -> Activations:
-    """What autograd saves: a fixed part and one per image, from two batch sizes."""
+    """What autograd saves: a fixed part and one per image, from two batch sizes. A model on the
+    meta device gives the same numbers and computes nothing."""
     small, large = BATCHES
-    saved, saved_more = (_saved_bytes(model, torch.rand(count, *shape)) for count in BATCHES)
+    device = next(model.parameters()).device
+    saved, saved_more = (
+        _saved_bytes(model, torch.rand(count, *shape, device=device)) for count in BATCHES
+    )
     per_image = (saved_more - saved) / (large - small)
     return Activations(max(saved - small * per_image, 0.0), per_image)
 
@@ -54,13 +61,13 @@ def count_activations(model: nn.Module, shape: tuple[int, ...]) -> Activations:
 def _saved_bytes(model: nn.Module, x: Tensor) -> int:
     """Bytes of the distinct storages that autograd saves, without weights and buffers."""
     tensors = (*model.parameters(), *model.buffers())
-    own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    own = {tensor.untyped_storage()._cdata for tensor in tensors}
     saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage.nbytes()
+        if storage._cdata not in own:  # on the meta device there are no data pointers
+            saved[storage._cdata] = storage.nbytes()
         return tensor
 
     was_training = model.training
@@ -72,6 +79,17 @@ def _saved_bytes(model: nn.Module, x: Tensor) -> int:
         model.train(was_training)
     del output
     return sum(saved.values())
+
+
+def host_memory() -> int | None:
+    """Available bytes of this machine's memory, if known."""
+    with suppress(OSError, AttributeError, ValueError):
+        meminfo = Path("/proc/meminfo")
+        if meminfo.is_file():
+            entries = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+            return 1024 * int(entries["MemAvailable"].split()[0])
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
 
 
 def optimizer_states(config: RunConfig) -> int:

@@ -45,9 +45,10 @@ class ComputeTimes:
     def total(self) -> float:
         return self.before + self.forward + self.backward + self.after
 
-    def of(self, images: float) -> ComputeTimes:
-        """The same with another share, in proportion to the images."""
-        ratio = images / self.images
+    def of(self, images: float, ratio: float = 1.0) -> ComputeTimes:
+        """The same with another share, in proportion to the images; `ratio` is the time of a pass
+        as a fraction of what it was."""
+        ratio *= images / self.images
         return replace(
             self,
             images=max(round(images), 1),

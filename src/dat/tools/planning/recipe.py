@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
-import math
-import time
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from dat.attacks import NoAttack
 from dat.config.build import make_model
 from dat.config.finetune import resolve_finetuning
 from dat.config.schema import RunConfig
-from dat.data import ImageData, Partitions, Splits, load
-from dat.distributed import Buckets, Default
-from dat.distributed.affinity import cores
-from dat.tools.planning.gradient import Gradient, watch_backward
-from dat.tools.planning.memory import Activations, count_activations
+from dat.data import Partitions, Splits, load
+from dat.tools.planning.datasets import KNOWN_DATASETS, DatasetShape
+from dat.tools.planning.gradient import Gradient, slots_of, watch_backward
+from dat.tools.planning.memory import Activations, count_activations, estimate_memory, host_memory
 from dat.tools.planning.model import ComputeTimes
-from dat.tools.profiling import profile_steps
-from dat.train.subgroup import Subgroup
-
-STEPS = 3
-"""Timed steps."""
-SECONDS = 1.0
-"""Target duration of a timed step; it uses fewer images than the worker's share if needed."""
-MIN_IMAGES, MAX_IMAGES = 4, 64
-"""Images of a timed step."""
-
-
-class DatasetShape(NamedTuple):
-    """What a plan needs to know of a dataset."""
-
-    classes: int
-    image: tuple[int, int, int]
-    total: int
-    """Images in the training set."""
-
-
-KNOWN_DATASETS = {
-    "imagenet": DatasetShape(1000, (3, 224, 224), 1_281_167),
-    "cifar10": DatasetShape(10, (3, 32, 32), 50_000),
-    "cifar100": DatasetShape(100, (3, 32, 32), 50_000),
-    "mnist": DatasetShape(10, (1, 28, 28), 60_000),
-    "fashion-mnist": DatasetShape(10, (1, 28, 28), 60_000),
-}
-"""Datasets that can be planned with without being on this machine."""
+from dat.tools.planning.timing import (
+    FEW,
+    SECONDS,
+    SizePhase,
+    TimedSteps,
+    measure,
+    random_images,
+    seconds_per_image,
+    size_phases,
+    split_by_passes,
+    timed_steps,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +41,15 @@ class RecipeProfile:
     activations: Activations
     measured: bool
     """Whether the passes were timed on this machine, or given."""
+    sizes: tuple[SizePhase, ...] = ()
+    """The image sizes of training, if they change."""
 
     @property
     def images(self) -> int:
         """Training images per epoch."""
-        return max(round(self.shape.total * (1 - self.config.data.holdout)), 1)
+        data = self.config.data
+        labelled = self.shape.total if data.labels is None else data.labels
+        return max(round(labelled * (1 - data.holdout)), 1)
 
     def steps(self, batch: float) -> int:
         """Steps per epoch."""
@@ -98,92 +81,71 @@ def profile_recipe(
     """`seconds` is the duration of a worker's step without exchange, for its `share` of the batch;
     if None, real steps are timed on this machine."""
     shape = find_shape(config)
-    data = _random_images(shape, MAX_IMAGES)
+    data = random_images(shape.image, shape.classes, FEW)
     config = resolve_finetuning(config, data)
+    activations = _count_without_memory(config, data, shape)
     model = make_model(config, data)
-    x, _ = data.test.batch(torch.arange(MIN_IMAGES), torch.device("cpu"))
-    gradient = watch_backward(model, x, lambda logits: logits.logsumexp(1).mean())
-    if seconds is None:
-        images = _affordable_images(config, model, x, share)
-        compute = _measure(config, data, images, devices)
-    else:
-        compute = split_by_passes(config, seconds, share)
+    x, _ = data.test.batch(torch.arange(FEW), torch.device("cpu"))
+    per_image = seconds_per_image(model, x)
+    timed = timed_steps(config, per_image, share)
+    gradient = watch_backward(
+        model,
+        x,
+        lambda logits: logits.logsumexp(1).mean(),
+        repeats=3 if per_image < SECONDS / 10 else 1,
+    )
     return RecipeProfile(
         config=config,
         shape=shape,
         gradient=gradient,
-        compute=compute,
-        activations=count_activations(model, shape.image),
+        compute=_measured(config, shape, timed, devices)
+        if seconds is None
+        else split_by_passes(config, seconds, share),
+        activations=activations or count_activations(model, shape.image),
         measured=seconds is None,
+        sizes=size_phases(config, model, x),
     )
 
 
-def passes(config: RunConfig) -> int:
-    """Pairs of forward and backward passes of the attack."""
-    if isinstance(config.attack, NoAttack):
-        return 0
-    return int(getattr(config.attack, "steps", 1))
+def _measured(
+    config: RunConfig, shape: DatasetShape, timed: TimedSteps, devices: int
+) -> ComputeTimes:
+    data = random_images(shape.image, shape.classes, timed.images)
+    return measure(config, data, timed, devices)
 
 
-def split_by_passes(config: RunConfig, seconds: float, share: float) -> ComputeTimes:
-    """Divide a step's seconds among its passes. A backward pass of the attack costs as much as a
-    forward pass; that of the update costs twice as much, as it includes the weight gradients."""
-    if not math.isfinite(seconds) or seconds <= 0:
-        raise ValueError(f"--compute {seconds}: must be above 0")
-    unit = seconds / (2 * passes(config) + 3)
-    return ComputeTimes(
-        images=max(round(share), 1),
-        before=2 * passes(config) * unit,
-        forward=unit,
-        backward=2 * unit,
-    )
+def _count_without_memory(
+    config: RunConfig, data: Splits, shape: DatasetShape
+) -> Activations | None:
+    """The activations, from a model without values; raise if this machine has too little memory for
+    a step. None for a model that cannot be built or run on the meta device."""
+    try:
+        with torch.device("meta"):
+            model = make_model(config, data)
+        activations = count_activations(model, shape.image)
+    except Exception:  # a network can fail in any way; if it is invalid, so does the real one
+        return None
+    _check_memory(config, model, activations, shape)
+    return activations
 
 
-def _affordable_images(config: RunConfig, model: nn.Module, x: torch.Tensor, share: float) -> int:
-    """The number of images for a step of about SECONDS."""
-    with torch.no_grad():
-        model(x)
-        start = time.perf_counter()
-        model(x)
-        per_image = (time.perf_counter() - start) / len(x)
-    fits = int(SECONDS / (per_image * (2 * passes(config) + 3)))
-    return max(min(fits, MAX_IMAGES, round(share)), min(MIN_IMAGES, max(round(share), 1)), 1)
-
-
-def _measure(config: RunConfig, data: Splits, images: int, devices: int) -> ComputeTimes:
-    """Time real steps of the recipe on one worker, with this many images."""
-    options = replace(config.train.options, subgroup=Subgroup())
-    config = replace(
+def _check_memory(
+    config: RunConfig, model: nn.Module, activations: Activations, shape: DatasetShape
+) -> None:
+    values = sum(slot.length for slot in slots_of(model).values())
+    channels, height, width = shape.image
+    needed = estimate_memory(
         config,
-        data=replace(config.data, parts=None, labels=None, unlabelled=None, pseudo_labels=None),
-        train=replace(config.train, batch=images, options=options),
-        comm=replace(config.comm, threads=config.comm.threads or max(cores() // devices, 1)),
-        quantizer=Buckets(),
-        protocol=Default(),
-    )
-    profile = profile_steps(config, "plan", steps=STEPS, data=data)
-    assert profile is not None  # there is one worker
-    return compute_from_profile(profile)
-
-
-def compute_from_profile(profile: dict[str, Any]) -> ComputeTimes:
-    """Convert the result of `dat profile`."""
-    seconds = {stage["stage"]: stage["seconds"] for stage in profile["stages"]}
-    forward, backward = seconds.pop("update/forward"), seconds.pop("update/backward")
-    after = sum(seconds.pop(name) for name in ("optimizer", "rest", "exchange"))
-    return ComputeTimes(
-        images=profile["batch"],
-        before=sum(seconds.values()),
-        forward=forward,
-        backward=backward,
-        after=after,
-        threads=profile["threads"],
-    )
-
-
-def _random_images(shape: DatasetShape, count: int) -> Splits:
-    """Random images with the shape and the classes of the dataset."""
-    random = torch.Generator().manual_seed(0)
-    images = torch.rand(count, *shape.image, generator=random)
-    labels = torch.arange(count) % shape.classes
-    return Splits.of(*(ImageData.of(images, labels, classes=shape.classes) for _ in range(2)))
+        values=values,
+        activations=activations,
+        pixels=channels * height * width,
+        images=FEW,
+        exchange=0,
+    ).total
+    available = host_memory()
+    if available is not None and needed > available:
+        raise ValueError(
+            f"model.name = {config.model.name}: a step of {FEW} images needs about "
+            f"{needed / 1e9:,.1f} GB with {values:,} parameters, and this machine has "
+            f"{available / 1e9:,.1f} GB available; run dat plan on a machine with more memory"
+        )

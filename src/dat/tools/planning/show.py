@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dat.data.batch_size import plural
 from dat.report import print_json, print_table
 from dat.report.plots import Chart, line_charts
 from dat.tools.planning.costs import BUILT_IN, Costs
@@ -31,6 +32,12 @@ def show_plan(plan: ClusterPlan, *, as_json: bool, plot: Path | None) -> None:
         return
     print_table(HEADERS, _rows(plan), note=LEGEND)
     print(f"\n{describe(plan)}")
+    if plan.sizes:
+        print(f"\nStep by image size (train.resize), {plan.chosen.name}:")
+        print_table(
+            ["Shorter side (px)", "Epochs", "Step (s)", "Exposed (s)", "Epoch (s)"], _sizes(plan)
+        )
+        print(f"All epochs: {plan.training:,.0f} s.")
     for curve in plan.curves:
         print(f"\n{curve.kind.capitalize()} scaling, {curve.name}:")
         print_table(["Nodes", "Workers", "Images", "Step (s)", "Exposed (s)", "%"], _points(curve))
@@ -47,13 +54,14 @@ def describe(plan: ClusterPlan) -> str:
     profile, cluster = plan.profile, plan.cluster
     compute = profile.compute.of(profile.config.train.batch / cluster.workers)
     how = (
-        f"measured here with {profile.compute.images} images and scaled"
+        f"measured here with {plural(profile.compute.images, 'random image')} and scaled; reading "
+        "and decoding images is not included"
         if profile.measured
         else "as given"
     )
     lines = [
-        f"{plan.recipe} on {cluster.nodes:,} x {cluster.devices} workers, {compute.images:,} "
-        f"images each, {profile.gradient.values:,} parameters.",
+        f"{plan.recipe} on {cluster.nodes:,} x {cluster.devices} workers, "
+        f"{plural(compute.images, 'image')} each, {profile.gradient.values:,} parameters.",
         f"Without an exchange, a step takes {compute.total:.3g} s ({how}).",
         f"Costs of kernels and messages: {describe_costs(plan.costs)}",
     ]
@@ -95,6 +103,19 @@ def _rows(plan: ClusterPlan) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def _sizes(plan: ClusterPlan) -> list[list[str]]:
+    return [
+        [
+            str(phase.size),
+            str(phase.epochs),
+            f"{alternative.step.step:.3f}",
+            f"{alternative.step.exposed:.3f}",
+            f"{alternative.epoch:.1f}",
+        ]
+        for phase, alternative in plan.sizes
+    ]
 
 
 def _points(curve: ScalingCurve) -> list[list[str]]:

@@ -49,8 +49,8 @@ class ProfilingDone(Exception):
 class StepProfiler(Callback):
     """Measures memory, then time, then records a trace, and ends the run."""
 
-    def __init__(self, steps: int, file: Path | None, world: World) -> None:
-        self.steps, self.file, self.world = steps, file, world
+    def __init__(self, steps: int, file: Path | None, world: World, *, warmup: int) -> None:
+        self.steps, self.file, self.world, self.warmup = steps, file, world, warmup
         self.memory = MemoryMeter(world.device)
         self.time = Stopwatch(synchronize=lambda: devices.synchronize(world.device))
         self.watch: Watch = self.memory
@@ -61,13 +61,14 @@ class StepProfiler(Callback):
 
     def on_step_end(self, trainer: Trainer, epoch: int, report: StepReport) -> None:
         self._taken += 1
-        timed, end = WARMUP + self.steps, WARMUP + self.steps + (TRACED if self.file else 0)
-        if self._taken <= WARMUP:
+        timed = self.warmup + self.steps
+        end = timed + (TRACED if self.file else 0)
+        if self._taken <= self.warmup:
             self.memory.step_ended()
         elif self._taken <= timed:
             self.time.step_ended()
             self.traffic.append(report.traffic)
-        if self._taken == WARMUP:
+        if self._taken == self.warmup:
             self.watch = self.time
             self.time.skip()
         if self._taken == timed and self.file:
@@ -105,16 +106,17 @@ def profile_steps(
     recipe: str,
     *,
     steps: int = 10,
+    warmup: int = WARMUP,
     file: Path | None = None,
     data: Splits | None = None,
 ) -> dict[str, Any] | None:
-    """Profile `steps` steps on all workers; the first returns the result, the others None. Nothing
-    is written, except a trace of two more steps if `file` is given. `data` replaces the recipe's
-    data."""
+    """Profile `steps` steps on all workers, after `warmup` others; the first worker returns the
+    result, the others None. Nothing is written, except a trace of two more steps if `file` is
+    given. `data` replaces the recipe's data."""
     with make_world(config) as world:
-        trainer = world.run_or_fail_together(lambda: _make(config, steps, world, data))
+        trainer = world.run_or_fail_together(lambda: _make(config, warmup + steps, world, data))
         resolve_protocol(trainer, quiet=True)
-        profiler = StepProfiler(steps, file, world)
+        profiler = StepProfiler(steps, file, world, warmup=warmup)
         trainer.callbacks = [profiler]
         with watched(lambda name: profiler.watch(name)), suppress(ProfilingDone):
             trainer.fit()
@@ -126,7 +128,7 @@ def profile_steps(
 def _make(config: RunConfig, steps: int, world: World, data: Splits | None) -> Trainer:
     """A trainer without a holdout set, so that there is no evaluation between epochs, with enough
     epochs and the initial batch size."""
-    epochs = max(config.train.epochs, WARMUP + steps + TRACED)
+    epochs = max(config.train.epochs, steps + TRACED)
     config = replace(
         config,
         data=replace(config.data, holdout=0.0),

@@ -79,18 +79,29 @@ class StudyPlan:
         tried = sum(len(row.tunings()) - 1 for row in rows if row.tune)
         return tried + self.seeds * len(rows)
 
-    def listing(self) -> list[dict[str, Any]]:
-        """All training runs that are known so far, as commands whose recipes are written, e.g. to
-        start them on a cluster. Their results are then found here."""
-        rows = []
+    def known_runs(self) -> list[StudyRun]:
+        """All training runs that are known so far: of a tuned row its tuning runs until they are
+        finished, then its seeds."""
+        runs = []
         for row in self.study.rows:
-            is_tuned = all(run.done() for run in self.tries(row)) or not row.tune
-            seeds = range(self.seeds)
-            for run in [self.run(row, seed) for seed in seeds] if is_tuned else self.tries(row):
-                command = " ".join(["dat", *run.prepare()])
-                state = {"row": row.name, "seed": str(run.seed), "done": run.done()}
-                rows.append(state | {"command": command})
-        return rows
+            tries = self.tries(row) if row.tune else []
+            is_tuned = all(run.done() for run in tries)
+            runs += tries
+            runs += [self.run(row, seed) for seed in range(self.seeds)] if is_tuned else []
+        return list({run.key: run for run in runs}.values())
+
+    def listing(self) -> list[dict[str, Any]]:
+        """The training runs that are known so far, as commands whose recipes are written. Their
+        results are then found here."""
+        return [
+            {
+                "row": run.row.name,
+                "seed": str(run.seed),
+                "done": run.done(),
+                "command": " ".join(["dat", *run.prepare()]),
+            }
+            for run in self.known_runs()
+        ]
 
     def stages(self) -> Iterable[tuple[str, Sequence[Task]]]:
         """Stages in order; each depends on the results of those before it."""

@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import resources
+from itertools import takewhile
 from typing import Any
 
 import yaml
@@ -108,12 +109,26 @@ def read_study(name: str, scale: str = "desk") -> Study:
     return parse_study(name, scale, _values(name, scale))
 
 
-def _values(name: str, scale: str) -> dict[str, Any]:
-    """The contents of a study's file, merged with the study that it inherits from."""
+def study_header(name: str, scale: str) -> dict[str, str]:
+    """The comment at the top of a built-in study's file: its command, hardware, cost and so on;
+    empty for any other study."""
+    if name not in names(scale):
+        return {}
+    lines = takewhile(lambda line: line.startswith("# "), _contents(name, scale).splitlines())
+    entries = (line.removeprefix("# ").partition(" ") for line in lines)
+    return {key: text.strip() for key, _, text in entries}
+
+
+def _contents(name: str, scale: str) -> str:
     if name not in names(scale):
         raise SettingError(f"unknown study {name!r}{did_you_mean(name, names(scale))}")
     folder = resources.files(__name__.rpartition(".")[0]).joinpath("studies")
-    values: dict[str, Any] = yaml.safe_load(folder.joinpath(f"{name}.{scale}.yaml").read_text())
+    return folder.joinpath(f"{name}.{scale}.yaml").read_text()
+
+
+def _values(name: str, scale: str) -> dict[str, Any]:
+    """The contents of a study's file, merged with the study that it inherits from."""
+    values: dict[str, Any] = yaml.safe_load(_contents(name, scale))
     like = values.pop("like", None)
     if like is None:
         return values

@@ -30,16 +30,18 @@ def determinism(context: Context) -> Result:
     """Two runs, and a run that is interrupted and resumed, end with the same bits."""
     expected = _run(context)
     if different := context.same_on_all_workers(expected):
-        return failed(f"workers {', '.join(map(str, different))} end with other weights", ADVICE)
+        return failed(
+            f"workers {', '.join(map(str, different))} end with different weights", ADVICE
+        )
     again = _run(context)
     if context.same_on_all_workers(int(again == expected)) or again != expected:
-        return failed("the same run ends with other weights the second time", ADVICE)
+        return failed("the same run ends with different weights the second time", ADVICE)
     world = context.world
     if world.local_size < world.size:
         return passed("repeated: same bits (not resumed: several nodes may have no common folder)")
     resumed = _interrupted_run(context)
     if context.same_on_all_workers(int(resumed == expected)) or resumed != expected:
-        return failed("a resumed run ends with other weights than an uninterrupted one", ADVICE)
+        return failed("a resumed and an uninterrupted run end with different weights", ADVICE)
     return passed(f"repeated, and resumed after step {STOP_AFTER} of {EPOCHS * STEPS}: same bits")
 
 

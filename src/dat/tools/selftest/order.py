@@ -44,8 +44,8 @@ def order(context: Context) -> Result:
             wrong = int((~((one - other).abs() <= limit)).sum())
             if wrong:
                 return failed(
-                    f"{name}: {wrong} of {len(one)} gradients of step {step} were read before "
-                    "their sum was there, or summed before they were",
+                    f"{name}: {wrong} of {len(one)} gradients of step {step} were summed before "
+                    "they were computed, or read before they were summed",
                     steps=len(actual),
                 )
     steps = len(expected)

@@ -37,7 +37,7 @@ CHECKS = (
     Check("folding", "folding", "the folded network that attacks use against the model"),
     Check("protocols", "protocols", "each protocol's sum of gradients against float64"),
     Check("replicas", "replicas", "weights of all workers are equal after quantized steps"),
-    Check("order", "order", "the sum is waited for when backward or exchange are slow"),
+    Check("order", "order", "workers wait for the sum if backward or exchange is slow"),
     Check("determinism", "determinism", "repeated and resumed runs give the same bits"),
     Check("float16", "precision", "RA under attack in float16 against float32"),
     Check("bfloat16", "precision", "RA under attack in bfloat16 against float32"),

@@ -132,7 +132,7 @@ class CheckRunner:
         plural, ranks = "s" if len(missing) > 1 else "", ", ".join(map(str, missing))
         result = failed(
             f"no answer from worker{plural} {ranks} within {self.timeout:g} s{cause}",
-            f"a longer --timeout helps a slow machine; if it hangs again, {REPORT}",
+            f"use a longer --timeout if this machine is slow; if it hangs again, {REPORT}",
             published=[None if result is None else result.dump() for result in published],
         )
         hanging, *rest = checks
@@ -151,7 +151,7 @@ class CheckRunner:
         try:
             self.world.replace_group(f"after check {number}")
         except Exception as error:
-            return f"the workers did not find each other again: {first_line(error)}"
+            return f"the rendezvous of the workers failed: {first_line(error)}"
         return ""
 
 
