@@ -15,6 +15,7 @@ from dat.config.finetune import finetuned, make_optimizer
 from dat.config.network import network_of, pretrained_model
 from dat.config.schema import RunConfig
 from dat.core.smoothing import Smoothed
+from dat.core.threat import show_radius
 from dat.data import (
     ImageData,
     Partitions,
@@ -190,7 +191,7 @@ def figures(config: RunConfig, assessment: Assessment) -> dict[str, Any]:
     """TA, RA and AA for tables; RA is that of the first attack other than AutoAttack."""
     suites = assessment.suites
     attacks = [name for name in suites if not name.startswith(AUTOATTACK) and name != CLEAN]
-    threat = f"{config.threat.norm} {config.threat.eps:.4g}"
+    threat = f"{config.threat.norm} {show_radius(config.threat.eps)}"
     result: dict[str, Any] = {"images": assessment.images, "ta": assessment.ta}
     result |= {"attack": f"{attacks[0]}, {threat}" if attacks else threat}
     result |= {"ra": assessment.ra(attacks[0]) if attacks else None}

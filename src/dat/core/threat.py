@@ -144,6 +144,15 @@ class ThreatModel(Settings):
     reach = RenamedAttribute("step_to_hyperplane")
 
 
+def show_radius(eps: float) -> str:
+    """A radius for people: 8/255 where it is a multiple of half a gray level and has no short
+    decimal form, such as 0.2 or 0.5."""
+    halves = round(2 * 255 * eps)
+    if float(f"{eps:g}") != eps and abs(255 * eps - halves / 2) < 1e-6:
+        return f"{halves / 2:g}/255"
+    return f"{eps:g}"
+
+
 def per_sample(values: Tensor, x: Tensor) -> Tensor:
     """Reshape one value per sample so that it broadcasts over the images."""
     return values.reshape(-1, *[1] * (x.dim() - 1))

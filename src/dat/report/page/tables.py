@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dat.report.page.gather import RunRecord, Values
+from dat.report.page.gather import RunRecord, Values, flatten
 
 MATRIX_CLASSES = 20
 """With more classes the most frequent confusions are listed instead of a matrix."""
@@ -110,21 +110,12 @@ def comparison(runs: Sequence[RunRecord]) -> Table:
 
 def settings(runs: Sequence[RunRecord]) -> Table:
     """All settings; with several runs, those that differ come first, highlighted."""
-    flat = [_flat(run.config) for run in runs]
+    flat = [flatten(run.config) for run in runs]
     keys = list(dict.fromkeys(key for config in flat for key in config))
     rows = [[key, *(str(config.get(key, NONE)) for config in flat)] for key in keys]
     rows.sort(key=lambda row: len(set(row[1:])) == 1)
     picked = frozenset(n for n, row in enumerate(rows) if len(set(row[1:])) > 1)
     return Table("Settings", ["Setting", *(run.name for run in runs)], rows, picked=picked)
-
-
-def _flat(values: Values, prefix: str = "") -> Values:
-    flat: Values = {}
-    for key, value in values.items():
-        flat |= (
-            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return flat
 
 
 def classes(run: RunRecord) -> Table | None:
