@@ -1,4 +1,4 @@
-"""The abbreviations in tables, spelled out."""
+"""Abbreviations in tables, spelled out, and numbers with their nouns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TERMS = {
     "RA": "robust accuracy",
     "AA": "accuracy under AutoAttack",
     "CA": "certified accuracy",
-    "EMA": "with averaged weights",
+    "EMA": "exponential moving average of the weights",
     "M": "workers",
     "C": "seconds of communication per epoch",
     "T": "seconds of training per epoch, communication included",
@@ -24,6 +24,11 @@ TERMS = {
     "us": "microseconds",
     "img/s": "images per second",
 }
+
+
+def count(number: int, noun: str) -> str:
+    """`1 epoch`, `2 epochs`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def legend(columns: Iterable[str], **details: str) -> str:

@@ -106,7 +106,8 @@ def _notes(
     settings = [f"{c.path} ({', '.join(dict.fromkeys(c.cells))})" for c in hidden if c.path]
     notes += [f"Also different: {'; '.join(settings)}."] if settings else []
     left_out = [column.header for column in hidden if not column.path]
-    notes += [f"For lack of width without {', '.join(left_out)}: see --json."] if left_out else []
+    if left_out:
+        notes.append(f"Not shown for lack of width: {', '.join(left_out)} (--json has all).")
     return notes
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dat.core.files import atomic_write
+from dat.core.glossary import legend
 from dat.core.threat import show_radius
 from dat.report.page import figures, svg, tables
 from dat.report.page.figures import Figure
@@ -68,6 +69,7 @@ def render(runs: Sequence[RunRecord]) -> str:
         style=Markup((here / "style.css").read_text()),
         draw=draw,
         legend=_legend,
+        spelled_out=legend,
         numbers=numbers,
         version=__version__,
         command=f"dat report {' '.join(str(run.path) for run in runs)}",
