@@ -25,6 +25,8 @@ MOST_TELLING = (
     *("train.batch", "schedule", "train", "quantizer", "protocol", "model", "seed", "data"),
     *("finetune", "evaluate.attacks", "evaluate", "compute", "comm"),
 )
+MAIN = MOST_TELLING.index("schedule")
+"""Up to here, settings may have priority."""
 ABSENT = "-"
 
 
@@ -72,7 +74,9 @@ def show_comparison_of_runs(runs: Sequence[ComparedRun]) -> None:
     needed = [Column("Run", _short([run.name for run in runs]))]
     if any(run.result is None for run in runs):
         needed.append(Column("Status", [run.status for run in runs]))
-    order = [*settings[:SETTINGS_FIRST], *costs, *settings[SETTINGS_FIRST:]]
+    main = [column for column in settings if _rank(column.path)[0] < MAIN][:SETTINGS_FIRST]
+    main = main or list(settings[:1])
+    order = [*main, *costs, *(column for column in settings if column not in main)]
     shown = _fitting([*needed, *accuracies], order, width)
     columns = [*needed, *(c for c in settings if c in shown), *accuracies]
     columns += [column for column in costs if column in shown]
