@@ -50,4 +50,4 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     code, _, err = call(capsys, "new", str(tmp_path / "mine"))
     assert code == 2 and "already exists" in err
     code, _, err = call(capsys, "new", str(tmp_path / "no" / "where"))
-    assert code == 2 and "there is no folder" in err
+    assert code == 2 and "does not exist" in err

@@ -384,7 +384,7 @@ BAD = {
         "Sequential has no head: its last layer must be linear",
     ),
     "no group": ("cnn digits finetune=3", "finetune = '3': must be a group of settings"),
-    "onto itself": ("cnn digits --overwrite --out ./cnn", "--out cnn: is the pre-trained run"),
+    "onto itself": ("cnn digits --overwrite --out ./cnn", "--out cnn is the pre-trained run"),
     "nothing to tune": (
         "TRAIN digits finetune.layers=head",
         "finetune.weights = none: specify weights to start from (dat finetune, or model.pr",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dat.core.rng import Streams
 from dat.core.settings import SettingError
-from dat.core.threat import ThreatModel
+from dat.core.threat import ThreatModel, show_radius
 
 both_norms = pytest.mark.parametrize("norm", ["linf", "l2"])
 radii = st.floats(0, 2) | st.sampled_from([0.0, 1 / 255, 8 / 255, 100.0])
@@ -449,3 +449,15 @@ def test_impossible_threats_are_refused(settings_: dict[str, object], message: s
 def test_an_infinite_eps_is_refused(norm: str) -> None:
     with pytest.raises(SettingError):
         ThreatModel(norm=norm, eps=math.inf)
+
+
+@pytest.mark.parametrize(
+    ("eps", "shown"),
+    [
+        *((8 / 255, "8/255"), (0.5 / 255, "0.5/255"), (4.5 / 255, "4.5/255"), (0.0314, "0.0314")),
+        *((0.2, "0.2"), (0.5, "0.5"), (0.0, "0"), (1.0, "1"), (1 / 3, "85/255"), (0.031, "0.031")),
+        (0.3 / 255, "0.00117647"),
+    ],
+)
+def test_a_radius_is_shown_as_people_write_it(eps: float, shown: str) -> None:
+    assert show_radius(eps) == shown

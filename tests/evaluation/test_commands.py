@@ -352,7 +352,7 @@ BAD = {
         "sweep RUN --plot it.txt",
         "it.txt: a plot is written to a file that ends in",
     ),
-    "no such place": ("sweep RUN --plot no/it.png", "no/it.png: there is no folder no"),
+    "no such place": ("sweep RUN --plot no/it.png", "no/it.png: folder no does not exist"),
     "sweep of a file": ("sweep RUN RUN/config.yaml", "config.yaml: not the folder of a run"),
 }
 

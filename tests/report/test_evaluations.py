@@ -59,8 +59,9 @@ def test_an_evaluation_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert out[:3] == [
         "Run Weights TA (%) pgd-20 (%) autoattack (%)",
         "runs/[/oops] [bold] best 90.00 50.00 45.00",
-        "RA (%): correct on the clean image and after the attack; 200 test images, l2 0.5. "
-        "Network under attack: 3 batch norms folded.",
+        "TA: clean accuracy; RA: robust accuracy (correct on the clean image and under the attack "
+        "that heads the column). 200 test images, l2 0.5. Network under attack: 3 batch norms "
+        "folded.",
     ]
     assert out[3:8] == [
         "autoattack Broken RA (%) Forward passes Backward passes s",
@@ -102,12 +103,12 @@ def test_a_sweep_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == [
         "eps runs/a (%) runs/[b] (%)",
         "0 90.00 95.00",
-        "0.03137 41.50 0.00",
-        "RA under cw-20 over eps.",
+        "8/255 41.50 0.00",
+        "RA: robust accuracy (cw-20, over eps).",
         "steps runs/a (%) runs/[b] (%)",
         "1 60.00 9.00",
         "10 50.00 0.00",
-        "RA under cw-20 over steps.",
+        "RA: robust accuracy (cw-20, over steps).",
     ]
     assert err == ["warning: odd"]
 

@@ -20,7 +20,7 @@ def add(commands: Commands) -> None:
     evaluate = commands.add(
         "evaluate",
         _evaluate,
-        "evaluate a run, or any model, under attack",
+        "evaluate the clean accuracy (TA) and robust accuracy (RA) of a run or any model",
         "  dat evaluate runs/digits --attacks clean,pgd-20,autoattack --workers 2\n"
         "  dat evaluate runs/digits --attacks pgd-100x5,cw-100 threat.eps=0.1\n"
         "  dat evaluate --model mynets.small:Net --weights net.pt --data images.npz \\\n"

@@ -53,7 +53,7 @@ def _finetune(arguments: argparse.Namespace, argv: list[str]) -> int:
     config = read(recipe, origin.edits(edits), trust=arguments.trust)
     out = arguments.out or free_folder(f"{Path(recipe).stem}-finetuned")
     if origin.run is not None and out.resolve() == Path(origin.name).resolve():
-        raise ValueError(f"--out {out}: is the pre-trained run; choose another folder")
+        raise ValueError(f"--out {out} is the pre-trained run: choose another folder")
     size_given = "size" in edits.get("finetune", {})
     if not arguments.trust:
         sized = size_given or config.finetune.size is not None

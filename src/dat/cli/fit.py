@@ -26,7 +26,7 @@ def fit_arguments(parser: argparse.ArgumentParser, default: str) -> None:
         type=int,
         default=3,
         metavar="N",
-        help="restarts from the last checkpoint when a worker dies (default: 3)",
+        help="restart up to N times from the last checkpoint when a worker dies (default: 3)",
     )
     trust_argument(parser)
     quiet_argument(parser)

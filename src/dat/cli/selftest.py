@@ -1,4 +1,4 @@
-"""`dat selftest`: does DAT compute on this hardware what it should?"""
+"""`dat selftest`: check that DAT computes correctly on this hardware."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "selftest",
         _selftest,
-        "test on this hardware that kernels, exchanges, attacks and resumed runs are right",
+        "check that kernels, exchanges, attacks and resumed runs are correct on this hardware",
         "  dat selftest\n"
         "  dat selftest --device cuda --workers 4 --json selftest.json     for an issue\n"
         "  dat selftest --list\n"
@@ -26,14 +26,16 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--device", choices=DEVICES, default="auto", help="where to compute (default: auto)"
     )
-    command.add_argument("--only", type=str_list, metavar="NAME[,NAME]", help="only these checks")
+    command.add_argument(
+        "--only", type=str_list, metavar="NAME[,NAME]", help="run only these checks"
+    )
     command.add_argument("--list", action="store_true", help="list the checks")
     command.add_argument(
         "--timeout",
         type=positive_int,
         default=60,
         metavar="S",
-        help="seconds that a collective may take; a check may take twice as long (default: 60)",
+        help="timeout of a collective in seconds; that of a check is twice as long (default: 60)",
     )
 
 

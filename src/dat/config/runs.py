@@ -10,7 +10,7 @@ import yaml
 
 from dat.config.schema import RunConfig, merge
 from dat.config.trust import refuse_code
-from dat.core.files import CONFIG, ERROR_ANALYSIS, RESULT, WEIGHTS
+from dat.core.files import CONFIG, ERROR_ANALYSIS, METRICS, RESULT, WEIGHTS
 from dat.core.settings import SettingError
 
 
@@ -52,6 +52,17 @@ def read_result(run: Path) -> dict[str, Any]:
         return {"run": str(run), "method": result["method"], "attack": result["attack"]} | result
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path}: not a result") from None
+
+
+def read_progress(run: Path) -> dict[str, Any]:
+    """The result of a run if it is finished, and in any case the number of completed epochs."""
+    _, config = read_run(run, trust=True)  # nothing is built
+    finished = (run / RESULT).is_file()
+    metrics = run / METRICS
+    # the last line may be incomplete while the run continues
+    epoch = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+    progress = {"finished": finished, "epoch": epoch, "epochs": config.train.epochs}
+    return {"run": str(run)} | progress | (read_result(run) if finished else {})
 
 
 def is_analyzed(run: Path) -> bool:

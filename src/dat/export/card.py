@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from dat.core.glossary import count, legend
+from dat.core.threat import show_radius
 from dat.export.description import ModelDescription
 from dat.export.formats import HUB
 
@@ -101,10 +103,10 @@ def _about(description: ModelDescription) -> str:
     train = training["train"]
     text = (
         f"Trained by DAT (distributed adversarial training) {description.dat} with attack "
-        f"`{attack}` (threat model: {threat['norm']}, eps {threat['eps']:.4g}, "
+        f"`{attack}` (threat model: {threat['norm']}, eps {show_radius(threat['eps'])}, "
         f"for pixels in [0, 1]), "
         f"objective `{training['objective']['name']}` and optimizer `{optimizer}`, "
-        f"{train['epochs']} epochs, batch {train['batch']}, seed {training['seed']}; "
+        f"{count(train['epochs'], 'epoch')}, batch {train['batch']}, seed {training['seed']}; "
         f"the `{training['weights']}` weights.\n\n"
         f"It takes images of {channels} x {height} x {width} (channels, height, width) as floats "
         f"in [0, 1] and normalises them itself. It returns {description.classes} logits"
@@ -123,10 +125,8 @@ def _table(description: ModelDescription) -> str:
         for figure in description.figures
     ]
     header = ["| Figure | % | Under | Test images |", "| --- | --- | --- | --- |"]
-    legend = "TA: accuracy on clean images. RA: under an attack. AA: under AutoAttack."
-    if any(figure["name"] == "CA" for figure in description.figures):
-        legend += " CA: certified accuracy."
-    return "\n".join([*header, *rows, "", legend])
+    names = [figure["name"] for figure in description.figures]
+    return "\n".join([*header, *rows, "", legend(names)])
 
 
 def _loading(description: ModelDescription, formats: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 from dat.attacks.suites import AUTOATTACK
 from dat.config.runs import read_result
 from dat.core.files import RESULT
+from dat.core.threat import show_radius
 from dat.evaluation.certification.certify import TABLE
 from dat.evaluation.progress_file import ABOUT, FIGURES, weights_of
 
@@ -61,7 +62,7 @@ def _from_evaluations(folder: Path, weights: str) -> Iterator[dict[str, Any]]:
         if about.get("weights") != weights:
             continue
         name, threat = str(about["suite"]), about["threat"]
-        under = f"{name}, {threat['norm']} {threat['eps']:.4g}"
+        under = f"{name}, {threat['norm']} {show_radius(threat['eps'])}"
         yield _figure("TA", figures["ta"], figures["images"], "no attack")
         yield _figure("AA" if name == AUTOATTACK else "RA", figures["ra"], figures["images"], under)
 

@@ -19,7 +19,7 @@ from dat.report import progress_bar
 
 @dataclass(frozen=True, kw_only=True)
 class Certification:
-    """What is asked of a smoothed classifier."""
+    """The parameters of a certification."""
 
     sigma: float
     radii: tuple[float, ...] = ()
@@ -31,13 +31,13 @@ class Certification:
     seed: int = 0
 
     def check(self) -> list[str]:
-        """What no number of samples up to n can show."""
+        """Warn about radii that cannot be certified with n samples."""
         if not self.sigma > 0 or not 0 < self.alpha < 0.5:
             return []  # refused later, by name
         most = largest_radius(self.sigma, self.n, self.alpha)
         return [
             f"r = {r:g} cannot be certified with sigma {self.sigma:g}, n = {self.n} and alpha "
-            f"{self.alpha:g}: {most:.3g} at most"
+            f"{self.alpha:g}: the largest possible radius is {most:.3g}"
             for r in self.radii
             if r > most
         ]

@@ -54,7 +54,7 @@ def check_machine() -> list[Finding]:
 
 
 def _next_step() -> Iterator[Finding]:
-    advice = "dat selftest computes on this hardware and compares: a minute or two"
+    advice = "dat selftest checks results on this hardware, in a minute or two"
     yield Finding("results", "correctness", "not tested here", NOTE, advice)
 
 
@@ -75,7 +75,7 @@ def _processor() -> Iterator[Finding]:
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     usable, total = len(cores) or os.cpu_count() or 1, os.cpu_count() or 1
     limited = usable < total
-    advice = "this process is pinned to some of them" if limited else ""
+    advice = "this process is pinned to a part of the cores" if limited else ""
     yield Finding("processor", "cores", f"{usable} of {total}", NOTE if limited else OK, advice)
     yield Finding("processor", "instructions", torch.backends.cpu.get_cpu_capability())
     yield Finding("processor", "torch threads", str(torch.get_num_threads()))
@@ -119,7 +119,7 @@ def _kernels() -> Iterator[Finding]:
         "C compiler",
         version or "none",
         OK if compiler else NOTE,
-        "" if compiler else "without one, DAT installs without its C kernels",
+        "" if compiler else "without a compiler, DAT is installed without its C kernels",
     )
     disabled = os.environ.get("DAT_NO_KERNEL")
     for module, use in KERNELS.items():
@@ -142,8 +142,8 @@ def _built(module: str, use: str) -> Finding:
         module == "dat.kernels.convolve._kernel"
         and torch.backends.cpu.get_cpu_capability() != "AVX2"
     ):
-        return Finding("kernels", use, "not used", OK, "for AVX2 without AVX-512")
-    return Finding("kernels", use, "does not load", BAD, "another version: reinstall DAT")
+        return Finding("kernels", use, "not used", OK, "used only with AVX2 and without AVX-512")
+    return Finding("kernels", use, "does not load", BAD, "wrong version: reinstall DAT")
 
 
 def built(module: str) -> bool:

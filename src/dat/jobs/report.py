@@ -22,8 +22,8 @@ def look_closely(
     trust: bool = False,
     quiet: bool = False,
 ) -> None:
-    """For a run's report: at so many test images, or if that was not done before at as many as its
-    settings say. A run that has no weights yet is left alone."""
+    """Analyze a run's errors on this number of test images (default: evaluate.report images, unless
+    that was done before). Does nothing if the run has no weights yet."""
     subject = ModelSpec.of_run(run, edits=edits, trust=True)  # checked below, if anything is built
     assert subject.weights is not None
     if not subject.weights.is_file() or (images is None and is_analyzed(run)):
@@ -33,7 +33,7 @@ def look_closely(
     images = subject.config.evaluate.report if images is None else images
     with make_world(subject.config) as world:
         data, model = prepare(subject, world)
-        with progress_bar(f"looking closely at {subject.name}", show=not quiet) as progress:
+        with progress_bar(f"error analysis of {subject.name}", show=not quiet) as progress:
             found = analyze_errors(
                 subject.config, model, data, world, images=images, progress=progress
             )

@@ -37,7 +37,7 @@ def label(
         )
     if config.data.unlabelled is None:
         raise ValueError(
-            "--unlabelled: required; rest, a folder of images, a file of arrays, or a data set"
+            "--unlabelled is required: rest, a folder of images, a file of arrays, or a dataset"
         )
     with make_world(config) as world:
         data = world.run_or_fail_together(lambda: load(config.data.name, config.data.reading()))

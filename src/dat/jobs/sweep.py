@@ -15,14 +15,14 @@ from dat.report import progress_bar
 
 
 def default_eps(subjects: Sequence[ModelSpec]) -> tuple[float, ...]:
-    """Nine radii, up to twice the one that the first model was made for; of linf, at most 1."""
+    """Nine radii up to twice the first model's eps; for linf at most 1."""
     threat = subjects[0].config.threat
     radii = (threat.eps * quarter / 4 for quarter in range(9))
     return tuple(eps for eps in radii if threat.norm != "linf" or eps <= 1)
 
 
 class Swept(NamedTuple):
-    """The curves of several models, and what is odd about them."""
+    """The curves of several models, and warnings about them."""
 
     curves: dict[str, list[Curve]]
     warnings: list[str]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from dat.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from dat.report.comparison import ComparedRun, show_comparison_of_runs
     from dat.report.evaluations import (
         show_certified,
         show_evaluation,
@@ -21,6 +22,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         renamed={"gauge": "progress_bar", "show_measured": "show_evaluation"},
+        comparison="ComparedRun show_comparison_of_runs",
         evaluations="show_certified show_labelled show_evaluation show_sweep warn",
         plots="Chart bar_chart check_picture line_charts",
         profiles="show_profile",
@@ -31,6 +33,7 @@ else:
 
 __all__ = [
     "Chart",
+    "ComparedRun",
     "Progress",
     "bar_chart",
     "bytes_bar",
@@ -44,6 +47,7 @@ __all__ = [
     "runs_table",
     "save_picture",
     "show_certified",
+    "show_comparison_of_runs",
     "show_data",
     "show_evaluation",
     "show_labelled",

@@ -7,19 +7,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dat.core.glossary import count, legend
+from dat.core.threat import show_radius
 from dat.report.plots import Chart, line_charts
 from dat.report.tables import print_json, print_table
 
 if TYPE_CHECKING:
     from dat.evaluation import Curve
 
-NOTE = (
-    "RA (%): correct on the clean image and after the attack; {images} test images, {threat}. "
-    "Network under attack: {network}."
-)
+NOTE = "{legend} {images} test images, {threat}. Network under attack: {network}."
+ROBUST = "correct on the clean image and under the attack that heads the column"
 DETAIL = (
-    "Broken: images broken by this attack and by none before it. RA: images that are still robust. "
-    "Passes: samples in forward and backward passes. s: summed over the workers."
+    "Broken: images broken by this attack and by none before it. RA: share of images that are "
+    "still robust. Passes: samples in forward and backward passes. s: seconds, summed over the "
+    "workers."
 )
 
 
@@ -39,7 +40,10 @@ def show_evaluation(report: dict[str, Any], *, as_json: bool) -> None:
     row = [report["run"], report["weights"], f"{report['ta']:.2f}"]
     row += [f"{report['suites'][name]['ra']:.2f}" for name in names]
     threat = report["attack"].rpartition(", ")[2]
-    note = NOTE.format(images=report["images"], threat=threat, network=report["network"])
+    terms = legend(["TA", *(["RA"] if names else [])], RA=ROBUST)
+    note = NOTE.format(
+        legend=terms, images=report["images"], threat=threat, network=report["network"]
+    )
     print_table(["Run", "Weights", "TA (%)", *(f"{name} (%)" for name in names)], [row], note=note)
     for name in names:
         _show_suite(name, report)
@@ -50,11 +54,11 @@ def _show_suite(name: str, report: dict[str, Any]) -> None:
     if len(fell) < 2:
         return
     left, rows = report["ta"], [["clean", "", f"{report['ta']:.2f}", "", "", ""]]
-    for attack, count in fell.items():
-        left -= 100 * count / report["images"]
+    for attack, broken in fell.items():
+        left -= 100 * broken / report["images"]
         cost = costs[attack]
         passes = [f"{cost[key]:,}" for key in ("forwards", "backwards")]
-        rows.append([attack, str(count), f"{left:.2f}", *passes, f"{cost['seconds']:.1f}"])
+        rows.append([attack, str(broken), f"{left:.2f}", *passes, f"{cost['seconds']:.1f}"])
     print()
     headers = [name, "Broken", "RA (%)", "Forward passes", "Backward passes", "s"]
     print_table(headers, rows, note=DETAIL)
@@ -81,9 +85,9 @@ def show_labelled(report: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(report)
         return
-    rows = [[str(number), str(count)] for number, count in enumerate(report["classes"])]
+    rows = [[str(number), str(images)] for number, images in enumerate(report["classes"])]
     confident = ", ".join(
-        f"{count} at {least} or more" for least, count in report["at_least"].items()
+        f"{images} at {least} or more" for least, images in report["at_least"].items()
     )
     note = f"{report['images']} labels in {report['file']}. Average confidence "
     note += f"{report['confidence']:.3f}; {confident}."
@@ -91,16 +95,21 @@ def show_labelled(report: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _certified_note(report: dict[str, Any]) -> str:
+    terms = legend(["r", "CA"], CA="correct, and certified within r")
     at_least = "" if report["mode"] == "fixed" else "at least "
     return (
-        f"CA: correct, and certified within r; {report['images']} test images of {report['run']}, "
-        f"sigma {report['sigma']:g}, each certificate false with probability at most "
+        f"{terms} {report['images']} test images of {report['run']}, "
+        f"sigma {report['sigma']:g}; each certificate false with probability at most "
         f"{report['alpha']:g}. {report['mode'].capitalize()} sampling: "
         f"{report['samples_per_image']:,.0f} samples per image of at most {report['n']:,}, "
         f"{report['samples_per_second']:,.0f} per second and worker in batches of "
         f"{report['batch']}; {report['seconds']:.1f} s. Average certified radius (ACR) "
-        f"{at_least}{report['acr']:.3f}; {report['abstained']} abstained."
+        f"{at_least}{report['acr']:.3f}; {count(report['abstained'], 'abstention')}."
     )
+
+
+def _swept(quantity: str, value: float) -> str:
+    return show_radius(value) if quantity == "eps" else f"{value:.4g}"
 
 
 def show_sweep(
@@ -126,11 +135,11 @@ def show_sweep(
                 print()
             values = next(iter(by_run.values())).values
             rows = [
-                [f"{value:.4g}", *(f"{curve.ra[index]:.2f}" for curve in by_run.values())]
+                [_swept(quantity, value), *(f"{curve.ra[index]:.2f}" for curve in by_run.values())]
                 for index, value in enumerate(values)
             ]
             headers = [quantity, *(f"{run} (%)" for run in by_run)]
-            print_table(headers, rows, note=f"RA under {attack} over {quantity}.")
+            print_table(headers, rows, note=legend(["RA"], RA=f"{attack}, over {quantity}"))
     if plot:
         line_charts(
             plot,

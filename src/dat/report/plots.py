@@ -45,7 +45,7 @@ def check_picture(path: Path) -> None:
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"{path}: a plot is written to a file that ends in {', '.join(FORMATS)}")
     if not path.parent.is_dir():
-        raise ValueError(f"{path}: there is no folder {path.parent}")
+        raise ValueError(f"{path}: folder {path.parent} does not exist")
 
 
 def bar_chart(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dat.core.glossary import count
 from dat.report.tables import print_json, print_table
 
 NAMES = {
@@ -46,10 +47,10 @@ def _note(profile: dict[str, Any]) -> str:
     low, middle, high = (1e3 * seconds for seconds in profile["seconds_quartiles"])
     exchange = profile["exchange"]
     lines = [
-        f"{profile['recipe']}: {_count(profile['workers'], 'worker')}, {profile['device']}, "
-        f"{_count(profile['threads'], 'thread')} each, batch {profile['batch']}: "
+        f"{profile['recipe']}: {count(profile['workers'], 'worker')}, {profile['device']}, "
+        f"{count(profile['threads'], 'thread')} each, batch {profile['batch']}: "
         f"{profile['images_per_second']:,.1f} images/s.",
-        f"Means over {_count(profile['steps'], 'step')} and all workers; the median step took "
+        f"Means over {count(profile['steps'], 'step')} and all workers; the median step took "
         f"{middle:.1f} ms, quartiles {low:.1f} and {high:.1f}.",
         f"Exchange: {1e3 * exchange['busy_seconds']:.2f} ms in total, including what overlaps with "
         f"the backward pass; {exchange['bytes'] / 2**20:.2f} MiB sent per worker.",
@@ -61,10 +62,6 @@ def _note(profile: dict[str, Any]) -> str:
             f"{profile['trace']}: two more steps, for ui.perfetto.dev or chrome://tracing."
         )
     return "\n".join(lines)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def _mebi(count: int | None) -> str:

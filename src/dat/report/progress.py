@@ -1,8 +1,9 @@
-"""Progress of a run: a bar on a terminal, one line per epoch elsewhere."""
+"""Progress: on a terminal a bar, with lines about epochs above it; elsewhere lines only."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,12 +19,38 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 from dat.core import devices
+from dat.core.glossary import count, legend
 from dat.distributed import World
+from dat.report.tables import seconds
 from dat.train import Callback, EpochRecord, StepReport, Trainer
 from dat.train.overfitting_monitor import Collapse
 
 WIDE = 120
 """Terminal width from which on there is room for a full bar next to the metrics."""
+
+EPOCH_LINES = 40
+"""Lines about epochs that a terminal shows, about."""
+LINE_EVERY = 30.0
+"""Seconds between lines where there is no terminal for a bar."""
+Clock = Callable[[], float]
+
+
+class Heartbeat:
+    """Prints a line about the work done now and then."""
+
+    def __init__(self, console: Console, title: str, clock: Clock) -> None:
+        self._console, self._title, self._clock = console, title, clock
+        self._start = self._last = clock()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = self._clock()
+        if now - self._last < LINE_EVERY:
+            return
+        self._last, elapsed = now, now - self._start
+        left = f", about {seconds(elapsed * (total - done) / done)} left" if done else ""
+        share = f"{100 * done / max(total, 1):.0f} %"
+        line = f"{self._title}: {share} after {seconds(elapsed)}{left}"
+        self._console.print(line, markup=False, soft_wrap=True)
 
 
 def _bar(console: Console, *, short: bool = False) -> Bar:
@@ -39,17 +66,22 @@ def counting(title: str, total: int, *, show: bool) -> Iterator[Callable[[int], 
     """A progress bar over `total` items; yields a callback that takes the number just done."""
     with _bar(Console(stderr=True, quiet=not show)) as bar:
         task = bar.add_task(title, total=total)
-        yield lambda count: bar.advance(task, count)
+        yield lambda number: bar.advance(task, number)
 
 
 @contextmanager
-def progress_bar(title: str, *, show: bool) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(
+    title: str, *, show: bool, clock: Clock = time.monotonic
+) -> Iterator[Callable[[int, int], None]]:
     """A progress bar whose total may change; yields a callback that takes the work done and the
-    total."""
-    console = Console(stderr=True, quiet=not show)
+    total. Without a terminal it prints a line now and then."""
+    console = Console(stderr=True, quiet=not show, highlight=False)
+    if not console.is_terminal:
+        yield Heartbeat(console, title, clock)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(compact=True))
-    with Bar(*columns, *times, console=console, disable=not console.is_terminal) as bar:
+    with Bar(*columns, *times, console=console) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -57,24 +89,26 @@ def progress_bar(title: str, *, show: bool) -> Iterator[Callable[[int, int], Non
 class Progress(Callback):
     """Shows progress on standard error, which leaves standard output to the result."""
 
-    def __init__(self, title: str = "training") -> None:
-        self._console = Console(stderr=True, highlight=False)
+    def __init__(self, title: str = "training", console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
         self._console.soft_wrap = not self._console.is_terminal  # one line per epoch in a file
         self._title = title
         self._state = ""
+        self._hidden: dict[int, str] = {}
+        """The lines of epochs that were not shown."""
         self._bar = _bar(self._console, short=self._console.width < WIDE)
 
     def on_fit_start(self, trainer: Trainer) -> None:
         self._console.quiet = not trainer.world.first  # only the first worker prints
-        workers = "1 worker" if trainer.world.size == 1 else f"{trainer.world.size} workers"
         self._console.print(
-            f"{self._title}: {workers}, {trainer.samples} images, "
-            f"{trainer.epochs} epochs of {trainer.steps_in(0)} steps, batch {trainer.batch}",
+            f"{self._title}: {count(trainer.world.size, 'worker')}, {trainer.samples} images, "
+            f"{count(trainer.epochs, 'epoch')} of {count(trainer.steps_in(0), 'step')}, "
+            f"batch {trainer.batch}",
             markup=False,
         )
         for epoch in trainer.options.batch_schedule.epochs:
             self._console.print(
-                f"from epoch {epoch + 1} on: {trainer.steps_in(epoch)} steps, batch "
+                f"from epoch {epoch + 1} on: {count(trainer.steps_in(epoch), 'step')}, batch "
                 f"{trainer.batch_in(epoch)}",
                 markup=False,
             )
@@ -99,16 +133,25 @@ class Progress(Callback):
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         if record.holdout_ra is not None:
+            if not self._state:
+                terms = legend(["TA", "RA"], RA="both in %, on held-out images")
+                self._console.print(terms, markup=False)
             self._state = f"  TA {record.holdout_ta:.1f}  RA {record.holdout_ra:.1f}"
-        if not self._console.is_terminal:
-            share = 100 * record.comm_seconds / record.seconds
-            done = record.epoch - 1
-            rate = trainer.batch_in(done) * trainer.steps_in(done) / record.seconds
-            self._console.print(
-                f"epoch {record.epoch}/{trainer.epochs}  loss {record.loss:.3f}{self._state}  "
-                f"{rate:,.0f} img/s  {record.seconds:.2f} s, {share:.0f} % communication",
-                markup=False,
-            )
+        line = self._line(trainer, record)
+        every = -(-trainer.epochs // EPOCH_LINES) if self._console.is_terminal else 1
+        if record.epoch % every == 0 or record.epoch in (1, trainer.epochs):
+            self._console.print(line, markup=False)
+        else:
+            self._hidden[record.epoch] = line
+
+    def _line(self, trainer: Trainer, record: EpochRecord) -> str:
+        share = 100 * record.comm_seconds / record.seconds
+        done = record.epoch - 1
+        rate = trainer.batch_in(done) * trainer.steps_in(done) / record.seconds
+        return (
+            f"epoch {record.epoch}/{trainer.epochs}  loss {record.loss:.3f}{self._state}  "
+            f"{rate:,.0f} img/s  {record.seconds:.2f} s, {share:.0f} % communication"
+        )
 
     def on_collapse(self, trainer: Trainer, collapse: Collapse) -> None:
         self._console.print(f"warning: {collapse}", markup=False)
@@ -119,6 +162,9 @@ class Progress(Callback):
         self._console.print(f"warning: skipped, {count} in total: {reason}", markup=False)
 
     def on_fit_end(self, trainer: Trainer) -> None:
+        best = self._hidden.get(trainer.best_epoch() or 0)
+        if best:
+            self._console.print(f"best: {best}", markup=False)
         self._bar.stop()
 
 

@@ -50,7 +50,7 @@ def show_data(dataset: dict[str, Any]) -> None:
     for reason in dataset["broken"]:
         print(f"broken: {reason}")
     if dataset["checked"] and not dataset["broken"]:
-        print("\nno errors: everything can be read and matches its checksums")
+        print("\nno errors: all files are readable and valid")
 
 
 def _row(values: list[float]) -> str:
@@ -68,7 +68,7 @@ def show_parts(report: dict[str, Any]) -> None:
         rows.append([partition["folder"], f"{partition['images']:,}", filled, *cells])
     headers = ["Part", "Images", "Classes", *(map(str, range(classes)) if classes <= SHOWN else ())]
     print_table(headers, rows)
-    print(f"\n{report['out']}: copy each part, and the folder test, to its node")
+    print(f"\n{report['out']}: copy each part, together with the folder test, to its node")
 
 
 def save_picture(image: Tensor, file: Path) -> None:

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dat.core.glossary import legend
+
 RUN_COLUMNS = {
     "method": "Method",
     "workers": "M",
@@ -22,11 +24,6 @@ RUN_COLUMNS = {
     "train_seconds_per_epoch": "T (s)",
     "mb_per_step": "MB/it",
 }
-LEGEND = (
-    "TA: accuracy on clean test images. RA: under {attack}. "
-    "C, T: seconds of communication and of training (C included) per epoch. "
-    "MB/it: megabytes sent per iteration by all workers together."
-)
 
 
 def print_json(value: object) -> None:
@@ -51,7 +48,16 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, note: 
 
 
 def runs_table(results: Sequence[dict[str, Any]]) -> None:
-    """Compare runs in a table like those of the paper."""
+    """Results of training in a table like those of the paper."""
+    columns = run_columns(results)
+    rows = [[show_cell(key, result.get(key)) for key in columns] for result in results]
+    attacks = " and ".join(dict.fromkeys(str(result["attack"]) for result in results))
+    headers = list(columns.values())
+    print_table(headers, rows, note=legend(headers, RA=attacks))
+
+
+def run_columns(results: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The entries of these results that a table shows, with their headers."""
     columns = dict(RUN_COLUMNS)
     if not any("aa" in result for result in results):
         del columns["aa"]
@@ -61,17 +67,24 @@ def runs_table(results: Sequence[dict[str, Any]]) -> None:
         columns |= {"bits": "Bits", "protocol": "Protocol"}
     if any("ema_ra" in result for result in results):
         columns |= {"ema_ta": "EMA TA (%)", "ema_ra": "EMA RA (%)"}
-    rows = [[_cell(key, result.get(key)) for key in columns] for result in results]
-    attacks = " and ".join(dict.fromkeys(str(result["attack"]) for result in results))
-    print_table(list(columns.values()), rows, note=LEGEND.format(attack=attacks))
+    return columns
 
 
-def _cell(key: str, value: object) -> str:
+def show_cell(key: str, value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
         return f"{value:.3f}" if key.startswith(("comm", "train", "mb")) else f"{value:.2f}"
     return str(value)
+
+
+def seconds(value: object) -> str:
+    """A duration in the unit that suits it."""
+    if not isinstance(value, int | float):
+        return "-"
+    if value >= 3600:
+        return f"{value / 3600:.1f} h"
+    return f"{value / 60:.1f} min" if value >= 120 else f"{value:.3g} s"
 
 
 def _is_number(text: str) -> bool:

@@ -79,7 +79,7 @@ def test_it_runs_under_a_launcher(tmp_path: Path) -> None:
         (("comm", "--quantizer", "big"), "quantizer 'big': must be one of bucket, tensor, vector"),
         (("comm", "--bits", "4", "--protocols", "ring"), "none of these protocols"),
         (("quantizer", "--plot", "speed.doc"), "speed.doc: a plot is written to a file that ends"),
-        (("quantizer", "--plot", "no/speed.png"), "there is no folder no"),
+        (("quantizer", "--plot", "no/speed.png"), "folder no does not exist"),
     ],
 )
 def test_bad_input_gets_one_clear_line(

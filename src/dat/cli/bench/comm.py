@@ -43,7 +43,10 @@ def _arguments(comm: argparse.ArgumentParser) -> None:
         help="a gradient of N values, instead of a network's",
     )
     comm.add_argument(
-        "--bits", type=int_list, default=(32, 8, 4), help="comma-separated (default: 32,8,4)"
+        "--bits",
+        type=int_list,
+        default=(32, 8, 4),
+        help="bits per value, comma-separated (default: 32,8,4)",
     )
     comm.add_argument(
         "--protocols",

@@ -39,7 +39,7 @@ def workload_arguments(parser: argparse.ArgumentParser, *, model: bool = True) -
         help="image size in pixels (default: 32)",
     )
     parser.add_argument(
-        "--attack", default="pgd-10", help="fgsm, or pgd and its steps (default: pgd-10)"
+        "--attack", default="pgd-10", help="fgsm, or pgd-N with N steps (default: pgd-10)"
     )
 
 

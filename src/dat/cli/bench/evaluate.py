@@ -25,7 +25,7 @@ def add(bench: Commands) -> None:
     evaluate = bench.add(
         "evaluate",
         _evaluate,
-        "benchmark the evaluation (TA, RA) of a run, a model or an untrained network",
+        "benchmark the evaluation of a run, a model or an untrained network",
         "  dat bench evaluate --images 512\n"
         "  dat bench evaluate runs/cifar --images 1000 --attack pgd-20",
     )

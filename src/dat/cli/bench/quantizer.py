@@ -25,7 +25,7 @@ def add(bench: Commands) -> None:
         "--bits",
         type=int_list,
         default=(16, 8, 4, 3, 2),
-        help="comma-separated (default: 16,8,4,3,2)",
+        help="bits per value, comma-separated (default: 16,8,4,3,2)",
     )
     quantizer.add_argument(
         "--quantizers",

@@ -13,7 +13,7 @@ def create(folder: Path) -> list[Path]:
     if folder.exists():
         raise ValueError(f"{folder} already exists: choose another name")
     if not folder.parent.is_dir():
-        raise ValueError(f"{folder}: there is no folder {folder.parent}")
+        raise ValueError(f"{folder}: folder {folder.parent} does not exist")
     folder.mkdir()
     written = []
     for name in FILES:

@@ -79,7 +79,7 @@ def _times(run: RunRecord, *, several: bool) -> list[Figure]:
                 stages[name].append(value)
         stack = Stack([epoch["epoch"] for epoch in epochs], stages, "epoch", "seconds")
         note = (
-            "Attack: the inner maximisation. Update: forward, backward and the optimizer's step. "
+            "Attack: the attack used in training. Update: forward, backward and optimizer step. "
             "Waiting: communication not hidden by the backward pass. Rest: data loading, and "
             "workers waiting for the slowest."
         )

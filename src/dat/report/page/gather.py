@@ -77,7 +77,7 @@ class RunRecord:
 
 def gather(runs: Sequence[Path]) -> list[RunRecord]:
     """Read the folders of runs."""
-    names = _names(runs)
+    names = short_names(runs)
     return [_read(run, name) for run, name in zip(runs, names, strict=True)]
 
 
@@ -124,7 +124,16 @@ def _lines(path: Path) -> list[Values]:
     return values
 
 
-def _names(runs: Sequence[Path]) -> list[str]:
+def flatten(values: Values, prefix: str = "") -> Values:
+    """The settings of a config by their paths, such as `attack.steps`."""
+    flat: Values = {}
+    for key, value in values.items():
+        nested = isinstance(value, dict) and value
+        flat |= flatten(value, f"{prefix}{key}.") if nested else {prefix + key: value}
+    return flat
+
+
+def short_names(runs: Sequence[Path]) -> list[str]:
     """The shortest path suffixes that tell the runs apart."""
     paths = [run.resolve() for run in runs]
     if len(set(paths)) < len(paths):

@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dat.report.page.gather import RunRecord, Values
+from dat.core.glossary import count, legend
+from dat.core.threat import show_radius
+from dat.report.page.gather import RunRecord, Values, flatten
+from dat.report.tables import seconds
 
 MATRIX_CLASSES = 20
 """With more classes the most frequent confusions are listed instead of a matrix."""
@@ -40,14 +43,6 @@ def percent(value: object) -> str:
     return f"{value:.1f} %" if isinstance(value, int | float) else NONE
 
 
-def seconds(value: object) -> str:
-    if not isinstance(value, int | float):
-        return NONE
-    if value >= 3600:
-        return f"{value / 3600:.1f} h"
-    return f"{value / 60:.1f} min" if value >= 120 else f"{value:.3g} s"
-
-
 def megabytes(value: object) -> str:
     return f"{value:.3g} MB" if isinstance(value, int | float) else NONE
 
@@ -74,7 +69,7 @@ def tiles(run: RunRecord) -> list[Tile]:
             shown.append(Tile("CA", percent(row["ca"]), note))
     if run.epochs:
         total = sum(epoch["seconds"] for epoch in run.epochs)
-        shown.append(Tile("Training", seconds(total), f"{len(run.epochs)} epochs"))
+        shown.append(Tile("Training", seconds(total), count(len(run.epochs), "epoch")))
     if run.result and result.get("workers", 1) > 1:
         share = 100 * result["exposed_seconds_per_epoch"] / result["train_seconds_per_epoch"]
         shown.append(Tile("Waiting", percent(share), "of the time, for communication"))
@@ -84,8 +79,6 @@ def tiles(run: RunRecord) -> list[Tile]:
 
 
 COMPARED: dict[str, Callable[[RunRecord], str]] = {
-    "TA": lambda run: percent((run.result or {}).get("ta")),
-    "RA": lambda run: percent((run.result or {}).get("ra")),
     "AA": lambda run: percent(run.aa and run.aa[0]),
     "Best epoch": lambda run: str((run.result or {}).get("best_epoch", NONE)),
     "C per epoch": lambda run: seconds((run.result or {}).get("comm_seconds_per_epoch")),
@@ -96,35 +89,34 @@ COMPARED: dict[str, Callable[[RunRecord], str]] = {
 
 def comparison(runs: Sequence[RunRecord]) -> Table:
     """Runs side by side."""
+    results = [run.result or {} for run in runs]
+    attacks = list(dict.fromkeys(str(result["attack"]) for result in results if result))
+    robust = {f"RA, {attack}" if len(attacks) > 1 else "RA": attack for attack in attacks}
+    headers = ["Run", "Method", "TA", *robust, *COMPARED]
     rows = [
         [
             run.name,
-            (run.result or {}).get("method", NONE),
+            result.get("method", NONE),
+            percent(result.get("ta")),
+            *(
+                percent(result.get("ra")) if result.get("attack") == attack else NONE
+                for attack in attacks
+            ),
             *(cell(run) for cell in COMPARED.values()),
         ]
-        for run in runs
+        for run, result in zip(runs, results, strict=True)
     ]
-    attacks = " and ".join(dict.fromkeys(str(run.result["attack"]) for run in runs if run.result))
-    return Table("Runs", ["Run", "Method", *COMPARED], rows, note=f"RA: under {attacks}.")
+    return Table("Runs", headers, rows, note=legend(headers, RA=" and ".join(attacks)))
 
 
 def settings(runs: Sequence[RunRecord]) -> Table:
     """All settings; with several runs, those that differ come first, highlighted."""
-    flat = [_flat(run.config) for run in runs]
+    flat = [flatten(run.config) for run in runs]
     keys = list(dict.fromkeys(key for config in flat for key in config))
     rows = [[key, *(str(config.get(key, NONE)) for config in flat)] for key in keys]
     rows.sort(key=lambda row: len(set(row[1:])) == 1)
     picked = frozenset(n for n, row in enumerate(rows) if len(set(row[1:])) > 1)
     return Table("Settings", ["Setting", *(run.name for run in runs)], rows, picked=picked)
-
-
-def _flat(values: Values, prefix: str = "") -> Values:
-    flat: Values = {}
-    for key, value in values.items():
-        flat |= (
-            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return flat
 
 
 def classes(run: RunRecord) -> Table | None:
@@ -141,7 +133,8 @@ def classes(run: RunRecord) -> Table | None:
             accuracies = [percent(share * counts[key]) for key in ("right", "standing")]
             rows.append([names[number], str(counts["images"]), *accuracies, frequent])
     headers = ["Class", "Images", "TA", "RA", "Most often confused with"]
-    note = f"{analysis['images']} test images, {analysis['attack']}."
+    attack = f"{analysis['attack']}, eps {show_radius(analysis['threat']['eps'])}"
+    note = f"{legend(headers, RA=attack)} {analysis['images']} test images."
     return Table("Accuracy per class", headers, rows, note)
 
 
@@ -228,10 +221,9 @@ def communication(runs: Sequence[RunRecord]) -> Table | None:
             bits = f"{result['bits']} ({result['quantizer']})"
             rows.append([run.name, str(result["workers"]), result["protocol"], bits, *figures])
     headers = ["Run", "Workers", "Protocol", "Bits", "Per iteration", "Busiest worker", "Per epoch"]
-    note = (
-        "C: seconds of communication per epoch. Exposed: seconds not overlapped with computation."
-    )
-    return Table("Communication", [*headers, "C", "Exposed"], rows, note) if rows else None
+    headers += ["C", "Exposed"]
+    note = f"{legend(headers)} Exposed: the part not overlapped with computation."
+    return Table("Communication", headers, rows, note) if rows else None
 
 
 def environment(runs: Sequence[RunRecord]) -> Table:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dat.core.files import atomic_write
+from dat.core.glossary import legend
+from dat.core.threat import show_radius
 from dat.report.page import figures, svg, tables
 from dat.report.page.figures import Figure
 from dat.report.page.gather import RunRecord, gather
@@ -67,6 +69,7 @@ def render(runs: Sequence[RunRecord]) -> str:
         style=Markup((here / "style.css").read_text()),
         draw=draw,
         legend=_legend,
+        spelled_out=legend,
         numbers=numbers,
         version=__version__,
         command=f"dat report {' '.join(str(run.path) for run in runs)}",
@@ -83,7 +86,7 @@ def _lead(runs: Sequence[RunRecord]) -> str:
         descriptions.append(
             f"{result.get('method', 'training')}: {config['model']['name']} on "
             f"{Path(str(config['data']['name'])).name}, {threat.get('norm')} eps "
-            f"{float(threat.get('eps', 0)):.4g}, {workers} worker{'s' * (workers != 1)}"
+            f"{show_radius(float(threat.get('eps', 0)))}, {workers} worker{'s' * (workers != 1)}"
         )
     return "; ".join(dict.fromkeys(descriptions))
 

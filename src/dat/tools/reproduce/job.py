@@ -10,10 +10,11 @@ from typing import Any
 import yaml
 
 from dat.core.files import atomic_write
+from dat.core.glossary import legend
 from dat.data.catalog import CATALOG
 from dat.data.fetch import cached, fetch
 from dat.report import bytes_bar, progress_bar
-from dat.tools.reproduce.figures import collect, markdown
+from dat.tools.reproduce.figures import collect, headers, markdown
 from dat.tools.reproduce.plan import LAST_TRAINING, TIMING, StudyPlan
 from dat.tools.reproduce.plots import draw
 from dat.tools.reproduce.runs import StudyRun, run_missing
@@ -23,7 +24,7 @@ PICTURES = (".png", ".svg")
 RECIPES = "recipes"
 LEGEND = (
     "Mean and 95 % confidence interval over {seeds} seeds; the paper's values in brackets. "
-    "{attack}. `{command}`"
+    "{terms} `{command}`"
 )
 TIMED = "C and T are means over {epochs} epochs of a run that had the machine to itself."
 
@@ -84,8 +85,10 @@ def write_results(plan: StudyPlan, out: Path) -> dict[str, Any]:
 def _note(plan: StudyPlan, rows: list[dict[str, Any]], command: str) -> str:
     """The line below the table."""
     attacks = {str(run.get("attack")) for row in rows for run in row["runs"] if run.get("attack")}
-    attack = f"RA: {', '.join(sorted(attacks))}" if attacks else "No run was evaluated"
-    note = LEGEND.format(seeds=plan.seeds, attack=attack, command=command)
+    terms = legend(headers(plan.study.columns), RA=", ".join(sorted(attacks)))
+    note = LEGEND.format(
+        seeds=plan.seeds, terms=terms if attacks else "No run was evaluated.", command=command
+    )
     if all(row.get("timed") for row in rows if row["shown"]):
         note = f"{note} {TIMED.format(epochs=plan.study.timed - 1)}"
     return note
