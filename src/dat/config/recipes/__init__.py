@@ -1,4 +1,4 @@
-"""Recipes: one YAML file each, whose header states command, hardware, cost and result.
+"""Recipes: one YAML file each, whose header states command, hardware, cost, result and source.
 
 A recipe may build on another one (`base: digits`) and list only the differences.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from dat.config.recipes.header import Header
 from dat.config.schema import RunConfig, merge
 from dat.config.trust import is_of_run, refuse_code
 from dat.core.settings import SettingError, did_you_mean
@@ -37,6 +38,11 @@ def read(recipe: str, edits: Mapping[str, Any] | None = None, *, trust: bool = F
     if foreign:
         refuse_code(config, _own(levels, foreign, edits or {}), foreign[-1])
     return config
+
+
+def header(name: str) -> Header:
+    """What the comment above a built-in recipe states."""
+    return Header.parse(_text(name))
 
 
 def user_settings(recipe: str, edits: Mapping[str, Any]) -> dict[str, Any]:
