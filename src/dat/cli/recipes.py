@@ -19,7 +19,7 @@ EXAMPLES = "  dat recipes\n  dat recipes cifar10\n  dat recipes imagenet fgsm --
 HEADERS = ("Recipe", "Method", "Cost", "TA", "Robust")
 NOTE = (
     "TA, Robust: in %; Robust is AA if known, otherwise RA or CA. *: published by the source, not "
-    "run by us. -: not known. The comment above a recipe, and --json, state sources and differences."
+    "run by us. -: not known. Sources and what differs from them: --json."
 )
 
 
@@ -108,14 +108,13 @@ class Recipe:
 
 def _select(recipes: Sequence[Recipe], words: Iterable[str]) -> list[Recipe]:
     """The recipes that have all of the words."""
-    from dat.core.settings import did_you_mean
+    from dat.config.recipes import suggestion
 
     selected, wanted = list(recipes), [word.lower() for word in words]
     known = {word for recipe in recipes for word in recipe.words()}
     for word in wanted:
         if word not in known:
-            hint = did_you_mean(word, known)
-            tail = hint if "did you mean" in hint else "; `dat recipes` lists all"
+            tail = suggestion(word, known) or "; `dat recipes` lists all"
             raise ValueError(f"no recipe has the word {word!r}{tail}")
         selected = [recipe for recipe in selected if word in recipe.words()]
     if not selected:

@@ -5,8 +5,9 @@ A recipe may build on another one (`base: digits`) and list only the differences
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,19 @@ import yaml
 from dat.config.recipes.header import Header
 from dat.config.schema import RunConfig, merge
 from dat.config.trust import is_of_run, refuse_code
-from dat.core.settings import SettingError, did_you_mean
+from dat.core.settings import SettingError
 
 
 def names() -> list[str]:
     """The names of the built-in recipes."""
     files = resources.files(__name__).iterdir()
     return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word, if one of the many known ones is close to it."""
+    matches = difflib.get_close_matches(word, sorted(known), n=1)
+    return f": did you mean {matches[0]}?" if matches else ""
 
 
 def read(recipe: str, edits: Mapping[str, Any] | None = None, *, trust: bool = False) -> RunConfig:
@@ -107,7 +114,7 @@ def _text(recipe: str) -> str:
         return path.read_text()
     if recipe not in names():
         raise SettingError(
-            f"unknown recipe {recipe!r}{did_you_mean(recipe, names())} "
-            "(or the path of a .yaml file; `dat recipes` lists all)"
+            f"unknown recipe {recipe!r}{suggestion(recipe, names())} "
+            "(`dat recipes` lists all; the name of a file ends in .yaml)"
         )
     return resources.files(__name__).joinpath(f"{recipe}.yaml").read_text()
