@@ -44,7 +44,7 @@ def images(config: RunConfig) -> Splits:
 def generated(like: Splits, folder: Path) -> str:
     """A file of generated images."""
     path, test = folder / "generated.npz", like.test
-    np.savez(path, image=test.images.permute(0, 2, 3, 1).numpy(), label=test.labels.numpy())
+    np.savez(path, image=test.tensor().permute(0, 2, 3, 1).numpy(), label=test.labels.numpy())
     return str(path)
 
 
