@@ -33,6 +33,7 @@ HEAVY = ("torch", "numpy", "scipy", "sklearn", "matplotlib", "PIL")
 
 ANSWERED = {
     "recipes": "digits-fgsm",
+    "recipes imagenet fgsm --json": '"ta": 58.02',
     "config digits attack.name=fgsm optimizer.name=lars": "attack.step_ratio",
     "config imagenet model.name=my.nets:Net --json": "my.nets:Net",
     "data list": "cache/mnist",
@@ -52,6 +53,7 @@ ANSWERED = {
 
 REFUSED = {
     "recipes --nosuch": "unknown option --nosuch",
+    "recipes cifra10": "no recipe has the word 'cifra10': did you mean cifar10?",
     "train digits --workers 200 train.batch=256": "train.batch = 256: too small for 200 workers",
     "train digits threat.eps=8": "eps = 8: exceeds the pixel range [0, 1]; did you mean 8/255?",
     "compare nothere": "nothere: not the folder of a run",

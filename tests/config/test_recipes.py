@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 import yaml
 
 from dat.attacks import FGSM, PGD, NoAttack
-from dat.config.recipes import names, read
+from dat.config.recipes import header, names, read
+from dat.config.recipes.header import Header
 from dat.config.schema import RunConfig
 from dat.core.settings import SettingError
 
@@ -38,13 +40,43 @@ def test_a_recipe_reads_back_from_its_dump(name: str) -> None:
 
 
 @every_recipe
-def test_a_recipe_has_a_description_and_a_command(name: str) -> None:
+def test_a_recipe_has_a_description_and_a_header(name: str) -> None:
     assert read(name).about
-    first = (
-        resources.files("dat.config.recipes").joinpath(f"{name}.yaml").read_text().splitlines()[0]
+    stated = header(name)
+    assert re.search(rf"dat train {name}\b(?!-)", stated.command)
+    assert stated.hardware and stated.cost and stated.result
+    assert stated.figures or stated.result.startswith("not run")
+
+
+@every_recipe
+def test_a_figure_is_our_own_or_has_a_source(name: str) -> None:
+    stated = header(name)
+    if stated.is_own:
+        assert "n = " in stated.result
+    else:
+        assert stated.source
+        assert not stated.figures or re.search(r"published| in (the|a) ", stated.result)
+
+
+def test_a_header_is_read() -> None:
+    stated = Header.parse(
+        "# Command    dat train mine\n#            dat certify runs/mine\n# Hardware   one GPU\n"
+        "# Cost       1,000 GPU h, 30 epochs of\n#            two minutes; not run by us\n"
+        "# Result     TA 63.75, RA (PGD-10) 38.45, AA 36.04 in the paper; RA 1.0\n"
+        "# Source     the paper\nabout: mine\n# Cost       none\n"
     )
-    assert first.startswith("# ")
-    assert f"dat train {name}" in first
+    assert stated.command == "dat train mine\ndat certify runs/mine"
+    assert stated.cost == "1,000 GPU h, 30 epochs of two minutes; not run by us"
+    assert stated.brief_cost == "1,000 GPU h"
+    assert stated.figures == {"ta": 63.75, "ra": 38.45, "aa": 36.04}
+    assert (stated.source, stated.differs) == ("the paper", "")
+
+
+def test_a_header_may_have_no_figures() -> None:
+    stated = Header.parse("# Cost       unknown\n# Result     not run yet; TA 1.0 elsewhere\n")
+    assert (stated.brief_cost, stated.figures, stated.is_own) == ("-", {}, False)
+    with pytest.raises(ValueError, match="'# Price      1' belongs to no field"):
+        Header.parse("# Price      1\n")
 
 
 @every_recipe
@@ -134,7 +166,7 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
     ("recipe", "message"),
     [
         ("digts", r"unknown recipe 'digts': did you mean digits\? .*`dat recipes` lists all"),
-        ("zzz", "unknown recipe 'zzz': choose from digits, "),
+        ("zzz", r"unknown recipe 'zzz' \(`dat recipes` lists all; the name of a file ends in"),
         ("nowhere/my.yaml", "recipe nowhere/my.yaml: no such file"),
         ("../digits", "unknown recipe"),
         ("", "unknown recipe"),

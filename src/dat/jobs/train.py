@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dat.attacks import FGSM, NFGSM, PGD, YOPO, Free, NoAttack
 from dat.config.build import accuracy_of, figures, make_trainer, make_world
 from dat.config.finetune import resolve_finetuning
 from dat.config.schema import DataConfig, RunConfig
@@ -24,16 +23,7 @@ from dat.core.files import CHECKPOINTS, PAGE, RESULT
 from dat.data import ImageData, Partitions, Splits, is_known, load
 from dat.distributed import Auto, World, protocol_name, quantizer_name
 from dat.jobs.error_analysis import analyze_errors
-from dat.objectives import (
-    MART,
-    TRADES,
-    Adversarial,
-    GradAlign,
-    LogitPairing,
-    Noisy,
-    Smooth,
-)
-from dat.optim import LSGD, SGD, AdamW, MuonSettings
+from dat.jobs.method import method_name
 from dat.report import Progress, progress_bar
 from dat.report.page import write_page
 from dat.train import Callback, Checkpoint, Checkpointer, EpochRecord, RunFolder, Trainer
@@ -130,41 +120,6 @@ def resolve_protocol(trainer: Trainer, *, quiet: bool = False) -> None:
     if isinstance(requested, Auto) and trainer.world.first and not quiet:
         fastest = f"{protocol_name(exchange.protocol)}, {exchange.quantizer.bits} bits"
         print(f"protocol auto: {fastest} (fastest in a measurement)", file=sys.stderr)
-
-
-def method_name(config: RunConfig, workers: int) -> str:
-    """The paper's name of the method: AT, Fast AT, DAT-PGD, DAT-FGSM w/o LALR, DAT-LSGD, ..."""
-    if isinstance(config.objective, Noisy):
-        return _noisy_name(config, workers)
-    if isinstance(config.attack, NoAttack):
-        return "Standard"
-    plain = isinstance(config.objective, Adversarial)
-    carried = ", carried" if isinstance(config.attack, PGD) and config.attack.carry else ""
-    objective = "" if plain else f" {OBJECTIVE_NAMES.get(type(config.objective), 'own')}"
-    awp = (" + AWP" if config.train.options.awp.gamma else "") + carried
-    if workers == 1:
-        return (AT_NAMES.get(type(config.attack), "AT") if plain else objective[1:]) + awp
-    if isinstance(config.optimizer, LSGD):
-        return f"DAT-LSGD{objective}{awp}"
-    oracle = f"DAT-{type(config.attack).__name__}{objective}{awp}"
-    return f"{oracle}{' w/o LALR' if isinstance(config.optimizer, WITHOUT_LALR) else ''}"
-
-
-WITHOUT_LALR = SGD, AdamW, MuonSettings
-AT_NAMES = {PGD: "AT", FGSM: "Fast AT", NFGSM: "N-FGSM", Free: "Free AT", YOPO: "YOPO"}
-
-
-OBJECTIVE_NAMES = {TRADES: "TRADES", MART: "MART", LogitPairing: "ALP", GradAlign: "GradAlign"}
-
-
-def _noisy_name(config: RunConfig, workers: int) -> str:
-    assert isinstance(config.objective, Noisy)
-    copies = f"N = {config.objective.copies}"
-    if not isinstance(config.objective, Smooth):
-        return f"Stability ({copies})"
-    if isinstance(config.attack, NoAttack):
-        return f"Gaussian ({copies})"
-    return f"Smooth-{'AT' if workers == 1 else 'DAT'} ({copies})"
 
 
 def _folder(

@@ -1,22 +1,24 @@
-"""Recipes: one YAML file each, whose header states command, hardware, cost and result.
+"""Recipes: one YAML file each, whose header states command, hardware, cost, result and source.
 
 A recipe may build on another one (`base: digits`) and list only the differences.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dat.config.recipes.header import Header
 from dat.config.schema import RunConfig, merge
 from dat.config.trust import is_of_run, refuse_code
 from dat.core.mistakes import Mistakes
-from dat.core.settings import SettingError, did_you_mean
+from dat.core.settings import SettingError
 from dat.data.names import known_spelling
 
 
@@ -24,6 +26,12 @@ def names() -> list[str]:
     """The names of the built-in recipes."""
     files = resources.files(__name__).iterdir()
     return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word, if one of the many known ones is close to it."""
+    matches = difflib.get_close_matches(word, sorted(known), n=1)
+    return f": did you mean {matches[0]}?" if matches else ""
 
 
 def read(recipe: str, edits: Mapping[str, Any] | None = None, *, trust: bool = False) -> RunConfig:
@@ -52,6 +60,11 @@ def _check_dataset(group: object) -> Iterator[str]:
     meant = known_spelling(name) if isinstance(name, str) else None
     if meant not in (None, name) and not Path(str(name)).exists():
         yield f"data.name = {name!r}: unknown: did you mean {meant}?"
+
+
+def header(name: str) -> Header:
+    """What the comment above a built-in recipe states."""
+    return Header.parse(_text(name))
 
 
 def user_settings(recipe: str, edits: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +129,7 @@ def _text(recipe: str) -> str:
         return path.read_text()
     if recipe not in names():
         raise SettingError(
-            f"unknown recipe {recipe!r}{did_you_mean(recipe, names())} "
-            "(or the path of a .yaml file; `dat recipes` lists all)"
+            f"unknown recipe {recipe!r}{suggestion(recipe, names())} "
+            "(`dat recipes` lists all; the name of a file ends in .yaml)"
         )
     return resources.files(__name__).joinpath(f"{recipe}.yaml").read_text()
