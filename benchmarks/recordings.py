@@ -3,8 +3,9 @@
     python benchmarks/recordings.py                     # all sessions; a few minutes
     python benchmarks/recordings.py --sessions planning
 
-Each command runs in a pseudo-terminal, in a temporary folder; the page shows the screen after it has
-ended. Exits with 1 if a line is longer than the terminal is wide or shows a path of this machine.
+Each command runs in a pseudo-terminal, in a temporary folder; the page shows the screen after it
+has ended. Exits with 1 if a line is longer than the terminal is wide or shows a path of this
+machine.
 """
 
 from __future__ import annotations
