@@ -66,7 +66,7 @@ SESSIONS = (
         (
             "dat recipes",
             "dat config digits attack",
-            f"dat train digits train.epochs=3 {SETTINGS}",
+            f"dat train digits --workers 2 train.epochs=3 {SETTINGS}",
             f"dat train digits-standard train.epochs=3 {SETTINGS.replace('attack.steps=3 ', '')}",
             "dat evaluate runs/digits --attacks pgd-20,pgd-100x5 --images 100",
             "dat compare runs/digits-standard runs/digits",
@@ -185,7 +185,8 @@ def main() -> int:
         sections.append(section(session, screens))
         problems += [problem for screen in screens for problem in complaints(session, screen)]
     arguments.out.write_text(page(sections))
-    print(*problems, sep="\n", file=sys.stderr)
+    for problem in problems:
+        print(problem, file=sys.stderr)
     return 1 if problems else 0
 
 
