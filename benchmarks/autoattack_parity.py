@@ -102,8 +102,8 @@ HEADERS = (
     "TA (%)",
     "Reference (%)",
     "Ours (%)",
-    "Only it",
-    "Only we",
+    "Only reference",
+    "Only ours",
 )
 
 

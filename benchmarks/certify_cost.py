@@ -147,7 +147,7 @@ def cost(arguments: argparse.Namespace, world: World, fixed: dat.Certified) -> N
         rows.append([f"{r:g}", *shares, *counts])
     whole = float(found.samples.double().mean())
     rows.append(["all, one pass", "", "", "", f"{whole:,.0f}", f"{(N + N0) / whole:.0f}x"])
-    headers = ["R >= r", "CA adaptive (%)", "CA fixed (%)", "Agree", "Samples an image", "Fewer"]
+    headers = ["R >= r", "CA adaptive (%)", "CA fixed (%)", "Agree", "Samples per image", "Fewer"]
     save(Path(__file__), results, table(headers, rows))
 
 

@@ -52,7 +52,7 @@ def main() -> None:
     for name, width in NETWORKS:
         rates[f"training step, {name} of width {width}"] = step_rate(name, width, batch)
     rows = [[name, f"{it:,.0f}", f"{found['ours'] / it:.1f}"] for name, it in rates.items()]
-    save(Path(__file__), rates, table(["Way", "Images/s", "Ours is so many times as fast"], rows))
+    save(Path(__file__), rates, table(["Way", "Images/s", "Speedup of ours"], rows))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,13 @@ def main() -> None:
                 for it in told[layout]
             )
             rows.append([attack, layout, f"{speed:.1f}", share, f"{100 * waited:.1f} %"])
-    headers = ["Attack", "Workers", "Images/s", "Of twice one thread", "Waiting for the exchange"]
+    headers = [
+        "Attack",
+        "Workers",
+        "Images/s",
+        "Share of twice one thread",
+        "Waiting for the exchange",
+    ]
     save(Path(__file__), found, table(headers, rows))
 
 

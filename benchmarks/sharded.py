@@ -202,12 +202,12 @@ def tables(results: dict[str, dict[str, Any]]) -> str:
         ends = f"{it['losses'][0]:.4f}, {it['losses'][-1]:.4f}"
         rows.append([name, ends, *gaps, f"{it['bytes_per_step'] / 1e6:.1f}"])
     head = ("", "loss, first and last", "losses differ", "ratios, step 1", "ratios, all")
-    first = table((*head, "MB sent a step and worker"), rows)
+    first = table((*head, "MB sent per step and worker"), rows)
     rows = [
         [name, *(f"{it[key] / 2**20:.0f}" for key in ("kept", "peak", "at_end", "sent"))]
         for name, it in results["memory"].items()
     ]
-    head = ("", "kept", "peak of a step", "peak at the epoch's end", "sent a step")
+    head = ("", "kept", "peak within a step", "peak at the end of an epoch", "sent per step")
     second = table(tuple(f"{it} (MiB)" if it else it for it in head), rows)
     return f"{first}\n{second}"
 

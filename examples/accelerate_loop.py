@@ -1,11 +1,11 @@
-"""Adversarial training in a loop of one's own, on as many devices as Accelerate finds.
+"""Adversarial training in a custom loop, on all devices that Accelerate finds.
 
     pip install accelerate
     python examples/accelerate_loop.py
     ACCELERATE_USE_CPU=true torchrun --nproc-per-node 2 examples/accelerate_loop.py
 
-Seconds on one CPU core. The attack works on the bare module, so that nothing is exchanged while
-images are attacked; the loss goes through what Accelerate has wrapped, which averages gradients.
+Takes seconds on one CPU core. The attack runs on the unwrapped module, so the processes do not
+communicate during the attack; the loss goes through the wrapped one, which averages gradients.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(epochs: int = 8) -> None:
             with dat.attack_mode(bare):
                 phi = objective.phi(bare, batch)
                 x_adv = attack(phi, batch.x, threat, batch.draws.fork("attack"))
-            with accelerator.accumulate(model):  # as many batches as the Accelerator is told to
+            with accelerator.accumulate(model):  # steps once per gradient_accumulation_steps
                 accelerator.backward(objective.loss(model, batch, x_adv).loss.mean())
                 optimizer.step()
                 optimizer.zero_grad()

@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 2 examples/ddp_loop.py --objective trades
     torchrun --nproc-per-node 2 examples/ddp_loop.py --bits 4
 
-Seconds on one CPU core. With `--bits`, DAT's exchange sends the gradient in that many bits.
+Takes seconds on one CPU core. With `--bits`, DAT's exchange sends gradients quantized to that many
+bits.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def train(
     exchange = None if bits is None else dat.Exchange(net, world, quantizer=dat.Buckets(bits=bits))
     # each replica keeps its own running statistics, which are averaged at the end
     model = exchange or DistributedDataParallel(net, forward_sync_buffers=False)
-    share = 1 / world.size if exchange else 1.0  # it sums gradients; torch averages them
+    share = 1 / world.size if exchange else 1.0  # dat.Exchange sums gradients; DDP averages
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, epochs * len(loader))
 
@@ -59,7 +60,7 @@ def train(
             seed = step * world.size + world.rank  # new random starts in each step and process
             x, y = x.to(world.device), y.to(world.device)
             batch = dat.Batch.of(x, y, threat=THREAT, seed=seed)
-            with dat.attack_mode(net):  # the bare network, BN in eval mode: no communication
+            with dat.attack_mode(net):  # unwrapped, BN in eval mode: no communication
                 phi = objective.phi(net, batch)
                 x_adv = attack(phi, x, THREAT, batch.draws.fork("attack"))
             optimizer.zero_grad()

@@ -1,10 +1,10 @@
-"""Adversarial training with the Trainer of Hugging Face.
+"""Adversarial training with the Hugging Face Trainer.
 
     pip install transformers accelerate
     python examples/hf_trainer.py
 
-Seconds on one CPU core; the network is made from a config, so that nothing is downloaded. Attacks
-need pixels in [0, 1]: set `do_normalize=False` in an image processor, and put the normalization
+Takes seconds on one CPU core; the network is built from a config, so nothing is downloaded. Attacks
+need pixels in [0, 1]: set `do_normalize=False` in the image processor, and put the normalization
 into the model instead (`dat.normalized`).
 """
 
@@ -34,10 +34,10 @@ def logits_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 class RobustTrainer(Trainer):
-    """Trains on adversarial examples. Evaluation attacks, too: `compute_metrics` receives the
+    """Trains on adversarial examples. Evaluation also attacks: `compute_metrics` receives the
     logits of adversarial examples."""
 
-    loss_is_scaled_for_ga = False  # a mean over the batch: the Trainer divides it, if need be
+    loss_is_scaled_for_ga = False  # the Trainer divides the mean loss by the accumulation steps
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class RobustTrainer(Trainer):
         seed = self.state.global_step * self.args.world_size + self.args.process_index
         x, y = inputs["pixel_values"], inputs["labels"]
         batch = dat.Batch.of(x, y, threat=self.threat, seed=seed)
-        bare = self.accelerator.unwrap_model(model)  # no exchange during the attack
+        bare = self.accelerator.unwrap_model(model)  # no communication during the attack
         with dat.attack_mode(bare):
             phi = self.objective.phi(logits_of(bare), batch)
             x_adv = self.attack(phi, x, self.threat, batch.draws.fork("attack"))
@@ -92,7 +92,7 @@ def network() -> Any:
 
 
 def examples(x: Tensor, y: Tensor) -> list[dict[str, Any]]:
-    """What a dataset of Hugging Face yields."""
+    """The items that a Hugging Face dataset yields."""
     return [
         {"pixel_values": image, "labels": int(label)} for image, label in zip(x, y, strict=True)
     ]

@@ -3,9 +3,8 @@
     pip install lightning
     python examples/lightning_module.py
 
-Seconds on one CPU core. Lightning moves data, counts epochs and calls the optimizer; under its DDP
-strategy gradients are averaged by Lightning, and `training_step` stays the same.
-Validation attacks, too.
+Takes seconds on one CPU core. Lightning moves data, counts epochs and calls the optimizer; under
+its DDP strategy it averages gradients, and `training_step` stays the same. Validation also attacks.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ class Robust(lightning.LightningModule):
         # new random starts in each step and process
         seed = self.global_step * self.trainer.world_size + self.global_rank
         images = dat.Batch.of(*batch, threat=self.threat, seed=seed)
-        with dat.attack_mode(self.model):  # the bare module, BN in eval mode
+        with dat.attack_mode(self.model):  # BN in eval mode
             phi = self.objective.phi(self.model, images)
             x_adv = self.attack(phi, images.x, self.threat, images.draws.fork("attack"))
         return self.objective.loss(self.model, images, x_adv).loss.mean()
 
     def validation_step(self, batch: tuple[Tensor, Tensor], number: int) -> None:
-        """In inference mode, if `Trainer.validate` calls it: attacks leave that by themselves."""
+        """`Trainer.validate` calls this in inference mode; attacks leave that mode themselves."""
         x, y = batch
         x_adv = dat.PGD(steps=10)(dat.AttackTarget(self.model, y), x, self.threat)
         for name, images in {"ta": x, "ra": x_adv}.items():

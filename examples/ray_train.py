@@ -1,11 +1,11 @@
-"""The same training under Ray Train: Ray starts the workers and their process group.
+"""Adversarial training under Ray Train: Ray starts the workers and their process group.
 
     pip install "ray[train]"
     python examples/ray_train.py
 
-Two workers on CPU, about a minute with Ray's own start; on a cluster of Ray's set `num_workers` and
-`use_gpu` instead. `dat.Trainer` joins the process group that Ray has made: the gradient may be sent
-in a few bits, and the result is that of `dat train --workers 2`.
+Two workers on CPU; takes about a minute, including Ray's startup. On a Ray cluster, set
+`num_workers` and `use_gpu`. `dat.Trainer` joins Ray's process group, so it can quantize gradients,
+and the result equals that of `dat train --workers 2`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ray.train.torch import TorchTrainer
 
 
 def work(settings: dict[str, Any]) -> None:
-    """What every worker does."""
+    """Train and evaluate, on every worker."""
     import torch
     from sklearn.datasets import load_digits
 
@@ -30,7 +30,7 @@ def work(settings: dict[str, Any]) -> None:
     x = torch.from_numpy(digits.images).float().div(16).unsqueeze(1)  # pixels in [0, 1]
     y = torch.from_numpy(digits.target)
     threat = dat.ThreatModel(norm="linf", eps=0.1)
-    torch.manual_seed(0)  # the same weights everywhere
+    torch.manual_seed(0)  # the same weights on every worker
     trainer = dat.Trainer(
         model=dat.build_model("cnn", 10, channels=1, width=8),
         data=dat.ImageData.of(x[:1400], y[:1400]),
@@ -51,7 +51,7 @@ def work(settings: dict[str, Any]) -> None:
     all_weights = trainer.world.gather(torch.tensor(weights, dtype=torch.float64)).tolist()
     metrics = {"ta": found.ta, "ra": found.ra, "workers": trainer.world.size}
     metrics["replicas"] = len(set(all_weights))
-    with tempfile.TemporaryDirectory() as folder:  # Ray keeps figures that come with a checkpoint
+    with tempfile.TemporaryDirectory() as folder:  # Ray keeps metrics with a checkpoint
         torch.save(trainer.model.state_dict(), f"{folder}/model.pt")
         saved = train.Checkpoint.from_directory(folder) if trainer.world.first else None
         train.report(metrics, checkpoint=saved)

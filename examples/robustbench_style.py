@@ -1,12 +1,12 @@
-"""Models and evaluations of different houses, by what RobustBench has made usual: a model takes
-images in [0, 1] and normalises them itself.
+"""DAT's models in other libraries' evaluations, and other models in DAT's. By RobustBench's
+convention, a model takes images in [0, 1] and normalizes them itself.
 
     pip install foolbox
     python examples/robustbench_style.py            # trains a small model first
-    python examples/robustbench_style.py FOLDER     # or takes one that `dat export` wrote
+    python examples/robustbench_style.py FOLDER     # uses a model that `dat export` wrote
 
-Half a minute on one CPU core. First our model under somebody else's attack (Foolbox stands for any
-library that takes a torch module and bounds), then somebody else's model under our AutoAttack.
+Takes half a minute on one CPU core. First our model is attacked by Foolbox (or any other library
+that takes a torch module and bounds), then another model by our AutoAttack.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EPS = 0.15
 
 
 def exported(folder: Path) -> Path:
-    """A model trained, measured and exported by commands, as it would be for a benchmark."""
+    """Train and export a model with the command line, as for a benchmark."""
     run = folder / "run"
     quick = ("model.width=8", "train.epochs=6", "attack.steps=5", "evaluate.report=0")
     for words in (("train", "digits", *quick, "--quiet", "--out", str(run)), ("export", str(run))):
@@ -37,7 +37,7 @@ def exported(folder: Path) -> Path:
 
 
 def their_evaluation(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Clean and robust accuracy, by code that knows nothing of DAT."""
+    """Clean and robust accuracy, measured by Foolbox alone."""
     theirs = PyTorchModel(model, bounds=(0, 1), device="cpu")
     clean = accuracy(theirs, x, y)
     attack = LinfPGD(steps=20, rel_stepsize=0.1)
@@ -46,7 +46,7 @@ def their_evaluation(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, flo
 
 
 class Theirs(nn.Module):
-    """Somebody's model: plain training, normalisation in its forward pass, logits out."""
+    """Another model: standard training, normalization in its forward pass, logits out."""
 
     def __init__(self) -> None:
         super().__init__()

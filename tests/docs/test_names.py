@@ -102,7 +102,7 @@ def test_every_row_of_the_algorithm_names_code() -> None:
 def test_the_algorithm_has_every_numbered_equation() -> None:
     """(1) to (4) of the paper, (A1) to (A6) of its appendix, and the theorems."""
     text = pages.text("docs/algorithm.md")
-    table = text[: text.index("## Where we chose")]
+    table = text[: text.index("## Where the paper leaves a choice")]
     for number in ("(1)", "(2)", "(3)", "(4)", *(f"(A{n})" for n in range(1, 7))):
         assert number in table, number
     for name in ("Theorem 1", "Theorem A", "Algorithm 1", "Algorithm A2"):

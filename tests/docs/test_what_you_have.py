@@ -1,5 +1,5 @@
 """Every row of the table "What you have, what you type" works: Python is executed, a command is
-one that the page runs, and an example is one that is tested."""
+one that the page runs, settings are accepted, and an example is one that is tested."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dat
+from dat.config.recipes import read
+from dat.config.schema import parse_edits
 from tests.docs import pages
 from tests.docs.preparation import ecosystem
 from tests.test_examples import NEEDS
@@ -58,7 +60,7 @@ def names() -> dict[str, Any]:
 
 
 def test_the_table_is_there() -> None:
-    assert len(rows()) >= 17
+    assert len(rows()) >= 27
 
 
 @pytest.mark.parametrize(("have", "type_"), rows(), ids=[row[0] for row in rows()])
@@ -70,8 +72,18 @@ def test_a_row_works(have: str, type_: str, names: dict[str, Any]) -> None:
     for text in code:
         if text.startswith("dat "):
             assert any(block.text.split() == text.split() for block in pages.commands(PAGE))
+        elif text.startswith("model."):
+            check_model(text.split())
         else:
             result = eval(text, names)
             assert result is not None or text.endswith(".fit()")
             if isinstance(result, dat.Accuracy):
                 assert result.images == 32
+
+
+def check_model(settings: list[str]) -> None:
+    """A recipe accepts the settings, and a network of DAT can be built."""
+    model = read("digits", parse_edits(settings)).model
+    if model.name and not set("/:") & set(model.name):
+        with torch.device("meta"):
+            dat.build_model(model.name, 10, activation=model.activation, args=model.args)

@@ -108,13 +108,14 @@ class Recipe:
 
 def _select(recipes: Sequence[Recipe], words: Iterable[str]) -> list[Recipe]:
     """The recipes that have all of the words."""
-    from dat.config.recipes import suggestion
+    from dat.core.mistakes import closest
 
     selected, wanted = list(recipes), [word.lower() for word in words]
     known = {word for recipe in recipes for word in recipe.words()}
     for word in wanted:
         if word not in known:
-            tail = suggestion(word, known) or "; `dat recipes` lists all"
+            match = closest(word, known)
+            tail = f": did you mean {match}?" if match else "; `dat recipes` lists all"
             raise ValueError(f"no recipe has the word {word!r}{tail}")
         selected = [recipe for recipe in selected if word in recipe.words()]
     if not selected:

@@ -5,9 +5,8 @@ A recipe may build on another one (`base: digits`) and list only the differences
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import yaml
 from dat.config.recipes.header import Header
 from dat.config.schema import RunConfig, merge
 from dat.config.trust import is_of_run, refuse_code
-from dat.core.mistakes import Mistakes
+from dat.core.mistakes import Mistakes, closest
 from dat.core.settings import SettingError
 from dat.data.names import known_spelling
 
@@ -26,12 +25,6 @@ def names() -> list[str]:
     """The names of the built-in recipes."""
     files = resources.files(__name__).iterdir()
     return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown word, if one of the many known ones is close to it."""
-    matches = difflib.get_close_matches(word, sorted(known), n=1)
-    return f": did you mean {matches[0]}?" if matches else ""
 
 
 def read(recipe: str, edits: Mapping[str, Any] | None = None, *, trust: bool = False) -> RunConfig:
@@ -128,8 +121,9 @@ def _text(recipe: str) -> str:
             raise SettingError(f"recipe {recipe}: no such file")
         return path.read_text()
     if recipe not in names():
+        match = closest(recipe, names())
         raise SettingError(
-            f"unknown recipe {recipe!r}{suggestion(recipe, names())} "
+            f"unknown recipe {recipe!r}{f': did you mean {match}?' if match else ''} "
             "(`dat recipes` lists all; the name of a file ends in .yaml)"
         )
     return resources.files(__name__).joinpath(f"{recipe}.yaml").read_text()
