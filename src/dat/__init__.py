@@ -15,6 +15,8 @@ __version__ = "0.1.0"
 moved.install()
 
 if TYPE_CHECKING:
+    from dat import attacks as attacks
+    from dat import objectives as objectives
     from dat.attacks import (
         APGD,
         FAB,

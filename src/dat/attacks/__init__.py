@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dat.attacks.apgd import APGD, TargetedAPGD
 from dat.attacks.base import Attack, Targeted
+from dat.attacks.bound import BoundAttack, on
 from dat.attacks.fab import FAB
 from dat.attacks.fgsm import FGSM
 from dat.attacks.free import Free
@@ -47,6 +48,7 @@ __all__ = [
     "YOPO",
     "Attack",
     "AttackTarget",
+    "BoundAttack",
     "Free",
     "Loss",
     "NoAttack",
@@ -54,4 +56,5 @@ __all__ = [
     "Targeted",
     "TargetedAPGD",
     "attack_mode",
+    "on",
 ]

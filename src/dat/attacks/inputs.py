@@ -24,6 +24,11 @@ def check_call(attack: str, x: Tensor, threat: ThreatModel) -> None:
             f"{attack}: the third argument is a {type(threat).__name__}, must be a "
             f"dat.ThreatModel; write dat.{attack}()(dat.AttackTarget(model, y), x, threat)"
         )
+    check_images(attack, x, threat)
+
+
+def check_images(attack: str, x: Tensor, threat: ThreatModel) -> None:
+    """Raise unless `x` holds images in [0, 1] that the threat model is for."""
     if not isinstance(x, torch.Tensor):
         raise ValueError(f"{attack}: the images are a {type(x).__name__}: must be a tensor")
     if not x.is_floating_point():
@@ -62,6 +67,29 @@ def _check_range(attack: str, x: Tensor) -> None:
     raise ValueError(
         f"{attack}: the images have pixels from {low:g} to {high:g}: must be in [0, 1]; {advice}"
     )
+
+
+def check_labels(y: object, count: int) -> None:
+    """Raise unless `y` holds a class per image."""
+    if not isinstance(y, torch.Tensor):
+        raise ValueError(f"the labels are a {type(y).__name__}: must be a tensor")
+    if y.shape != (count,):
+        raise ValueError(
+            f"the labels have shape {tuple(y.shape)} for {count} images: must be one per image, "
+            f"({count},)"
+        )
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        dtype = str(y.dtype).removeprefix("torch.")
+        raise ValueError(f"the labels are {dtype}: must be integers; use y.long()")
+
+
+def check_classes(y: Tensor, classes: int) -> None:
+    """Raise unless the model has all classes that are labels."""
+    if int(y.min()) < 0 or int(y.max()) >= classes:
+        raise ValueError(
+            f"labels from {int(y.min())} to {int(y.max())}: the model has {classes} classes, "
+            f"labels must be in 0..{classes - 1}"
+        )
 
 
 def check_losses(losses: object, count: int) -> None:
