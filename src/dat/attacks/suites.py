@@ -73,6 +73,20 @@ def attack_named(name: str, classes: int = 10) -> Attack:
     raise ValueError(f"attack {name!r}: unknown{did_you_mean(name, names())}")
 
 
+def subset_of(name: str, attacks: Sequence[str], classes: int = 10) -> Suite:
+    """These attacks of a suite, in this order, with the same random numbers."""
+    full = suite(name, classes)
+    unknown = [attack for attack in attacks if attack not in full.attacks]
+    if unknown:
+        near = did_you_mean(unknown[0], full.attacks)
+        few = f" with {classes} classes" if classes < 4 else ""
+        raise ValueError(f"attacks: {unknown[0]!r} is not in {name}{few}{near}")
+    if not attacks or len({*attacks}) < len(attacks):
+        raise ValueError(f"attacks = {[*attacks]}: must be at least one, and none twice")
+    rounds = [turn for attack in attacks for turn in full.rounds if turn.name == attack]
+    return full if tuple(rounds) == full.rounds else Suite(JOINED.join(attacks), tuple(rounds))
+
+
 def suite_of(name: str, attacks: dict[str, Attack], times: int = 1) -> Suite:
     """A suite of named attacks, each repeated `times` times."""
     rounds = [

@@ -42,18 +42,6 @@ def counting(title: str, total: int, *, show: bool) -> Iterator[Callable[[int], 
         yield lambda count: bar.advance(task, count)
 
 
-@contextmanager
-def progress_bar(title: str, *, show: bool) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar whose total may change; yields a callback that takes the work done and the
-    total."""
-    console = Console(stderr=True, quiet=not show)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(compact=True))
-    with Bar(*columns, *times, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
 class Progress(Callback):
     """Shows progress on standard error, which leaves standard output to the result."""
 
