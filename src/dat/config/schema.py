@@ -22,6 +22,7 @@ from dat.core.settings import (
     section,
     setting,
 )
+from dat.core.short_repr import short_repr
 from dat.core.threat import ThreatModel
 from dat.data import AUGMENTATIONS, WEIGH_BY, ReadOptions
 from dat.distributed import PROTOCOLS, QUANTIZERS, Protocol, Quantizer
@@ -345,6 +346,8 @@ class RunConfig(Settings):
     )
     compute: Compute = section(Compute, "layout, precision and compilation of the network")
     comm: CommConfig = section(CommConfig, "where the workers run and how they communicate")
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         super().__post_init__()

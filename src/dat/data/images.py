@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from dat.core.short_repr import short_repr
 from dat.data.lazy_images import Images, LazyImages, chunks, join, read, take
 
 TOLERANCE = 1e-6
@@ -27,6 +28,8 @@ class ImageData:
     """The class names, if known."""
     numbers: Tensor | None = None
     """For a subset: the images' indices in the full dataset, ascending."""
+
+    __repr__ = short_repr
 
     @classmethod
     def of(

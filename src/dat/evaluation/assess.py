@@ -31,7 +31,7 @@ FOLD_FROM = 2000
 """Forward passes from which on building a folded copy of the network pays off."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Assessment:
     """TA, and RA under each suite of attacks."""
 
@@ -42,6 +42,10 @@ class Assessment:
     """Signs of gradient masking."""
     network: str = ""
     """How the network under attack was optimized."""
+
+    def __repr__(self) -> str:
+        ra = ", ".join(f"{name} {self.ra(name):.1f} %" for name in self.suites)
+        return f"Assessment({self.images} images, TA {self.ta:.1f} %, RA: {ra})"
 
     @property
     def images(self) -> int:

@@ -22,6 +22,7 @@ from dat.core.deprecation import RenamedAttribute
 from dat.core.precision import PRECISIONS, in_precision
 from dat.core.progress import Progress, silent
 from dat.core.rng import Streams, seeded
+from dat.core.short_repr import short_repr
 from dat.core.threat import ThreatModel, per_sample
 from dat.data import ImageData
 from dat.distributed import World
@@ -47,6 +48,8 @@ class SuiteResult:
     fell = RenamedAttribute("broken_by")
     standing = RenamedAttribute("robust")
     fallen = RenamedAttribute("broken")
+
+    __repr__ = short_repr
 
     @property
     def robust(self) -> Tensor:

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from dat.attacks import PGD, Attack
 from dat.core import devices
 from dat.core.rng import seeded
+from dat.core.short_repr import short_repr
 from dat.core.threat import ThreatModel
 from dat.core.tracing import watched
 from dat.data import ImageData, Partitions, Stream
@@ -69,6 +70,8 @@ class Trainer:
     seed: int = 0
     world: World = field(default_factory=World.join)
     callbacks: Sequence[Callback] = ()
+
+    __repr__ = short_repr
 
     def __new__(cls, **given: Any) -> Trainer:
         refuse_moved(given)
