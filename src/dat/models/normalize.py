@@ -38,7 +38,7 @@ class Normalize(nn.Module):
             ", ".join(f"{value:.6g}" for value in values.flatten().tolist())
             for values in (self.mean, self.std)
         )
-        return f"mean=({mean}), std=({std})"
+        return f"mean=[{mean}], std=[{std}]"
 
 
 def _per_channel(values: Sequence[float]) -> Tensor:
