@@ -63,6 +63,16 @@ def test_usual_shapes_are_accepted(shape: tuple[int, ...]) -> None:
     assert x_adv.shape == x.shape
 
 
+def test_channels_in_the_last_dimension_are_recognized_by_evaluation() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.LazyLinear(3))
+    net(torch.zeros(1, 3, 32, 32))
+    message = r"cannot take images of shape \(32, 32, 3\) .*; use x.permute\(0, 3, 1, 2\)$"
+    with pytest.raises(ValueError, match=message):
+        dat.autoattack(net, torch.rand(4, 32, 32, 3), Y, eps=0.1)
+    with pytest.raises(ValueError, match=message):
+        dat.certify(net, torch.rand(4, 32, 32, 3), Y, sigma=0.1)
+
+
 def test_radii_beyond_the_pixel_range() -> None:
     with pytest.raises(SettingError, match=r"eps = 8: exceeds .*\[0, 1\]; did you mean 8/255\?"):
         dat.ThreatModel(eps=8)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dat.core.lazy import torch
+from dat.core.shapes import looks_channels_last
 from dat.core.threat import ThreatModel
 
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-4
 """Rounding that pixels may exceed [0, 1] by."""
-COLOURS = (1, 3, 4)
-"""Usual numbers of channels."""
 
 
 def check_call(attack: str, x: Tensor, threat: ThreatModel) -> None:
@@ -43,10 +42,7 @@ def check_images(attack: str, x: Tensor, threat: ThreatModel) -> None:
 
 def _check_channels(attack: str, x: Tensor) -> None:
     """Refuse images whose last dimension is that of the channels."""
-    if x.dim() != 4:
-        return
-    _, channels, height, width = x.shape
-    if width in COLOURS and (channels == height > max(COLOURS) or channels > 16):
+    if looks_channels_last(x.shape):
         raise ValueError(
             f"{attack}: the images have shape {tuple(x.shape)}, which looks like (n, height, "
             "width, channels): must be (n, channels, height, width); use x.permute(0, 3, 1, 2)"
