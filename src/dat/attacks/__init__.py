@@ -1,4 +1,4 @@
-"""Attacks: the inner maximisation, step 5 of Algorithm A1.
+"""Attacks: they maximize the loss within the threat model, step 5 of Algorithm A1.
 
 An attack takes a closure `x -> per-example loss`, a batch, a threat model and the batch's random
 streams. One that needs to know which images are misclassified (FAB, targeted APGD) takes an

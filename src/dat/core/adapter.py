@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from dat.core.module_state import preserve_state
 from dat.core.precision import scale_gradients
 from dat.core.rng import seeded
-from dat.core.shapes import looks_channels_last
 from dat.core.wrapper import ModelWrapper
 
 LOGITS = "logits"
@@ -139,10 +138,9 @@ def checked_logits(model: nn.Module, x: Tensor) -> Tensor:
         try:
             logits = model(x)
         except Exception as error:  # user code may raise anything
-            hint = "; use x.permute(0, 3, 1, 2)" if looks_channels_last(x.shape) else ""
             raise ValueError(
                 f"the model cannot take images of shape {tuple(x.shape[1:])} "
-                f"({' '.join(str(error).split())}){hint}"
+                f"({' '.join(str(error).split())})"
             ) from error
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != len(x):
         actual = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
