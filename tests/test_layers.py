@@ -151,6 +151,7 @@ def test_an_unknown_public_name_is_refused() -> None:
     [
         "import dat; dat.__version__",
         "import dat; dir(dat)",
+        "import dat; dat.attacks.on; dat.objectives.TRADES",
         "import dat.cli",
         "import dat.cli; dat.cli.main(['--help'])",
         "import dat.cli; dat.cli.main(['train', '--help'])",

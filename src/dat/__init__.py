@@ -15,6 +15,8 @@ __version__ = "0.1.0"
 moved.install()
 
 if TYPE_CHECKING:
+    from dat import attacks as attacks
+    from dat import objectives as objectives
     from dat.attacks import (
         APGD,
         FAB,
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from dat.evaluation import (
         Accuracy,
         Assessment,
-        AutoAttacked,
+        AutoAttackResult,
         Curve,
         assess,
         autoattack,
@@ -101,14 +103,14 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        renamed={"Victim": "AttackTarget"},
+        renamed={"Victim": "AttackTarget", "AutoAttacked": "AutoAttackResult"},
         attacks="APGD FAB FGSM PGD Attack AttackTarget NoAttack Square TargetedAPGD attack_mode",
         distributed=(
             "Auto Buckets Chunked Dense Exchange Gather PerTensor Ring Server WholeVector World"
         ),
         config="RunConfig",
         data="ImageData Stream image_data",
-        evaluation="Accuracy Assessment AutoAttacked Curve assess autoattack evaluate sweep",
+        evaluation="Accuracy Assessment AutoAttackResult Curve assess autoattack evaluate sweep",
         export="export_run load",
         models="Normalize Resized build_model fold freeze normalized rate_factors replace_head",
         objectives="Adversarial Batch Objective Smooth Stability",
@@ -146,7 +148,7 @@ __all__ = [
     "Attack",
     "AttackTarget",
     "Auto",
-    "AutoAttacked",
+    "AutoAttackResult",
     "Batch",
     "Buckets",
     "Callback",

@@ -63,6 +63,21 @@ def test_usual_shapes_are_accepted(shape: tuple[int, ...]) -> None:
     assert x_adv.shape == x.shape
 
 
+def test_channels_in_the_last_dimension_are_refused_everywhere() -> None:
+    x = torch.rand(4, 32, 32, 3)
+    message = r"\(4, 32, 32, 3\), which looks like .*; use x.permute\(0, 3, 1, 2\)$"
+    for call in (
+        lambda: dat.ImageData.of(x, Y),
+        lambda: dat.evaluate(NET, (x, Y), threat=THREAT),
+        lambda: dat.autoattack(NET, x, Y, eps=0.1),
+        lambda: dat.certify(NET, x, Y, sigma=0.1),
+        lambda: dat.Trainer(model=NET, data=(x, Y), threat=THREAT, epochs=1, batch=2),
+        lambda: dat.attacks.on(NET, "pgd-2")(x, Y),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 def test_radii_beyond_the_pixel_range() -> None:
     with pytest.raises(SettingError, match=r"eps = 8: exceeds .*\[0, 1\]; did you mean 8/255\?"):
         dat.ThreatModel(eps=8)

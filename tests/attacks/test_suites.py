@@ -188,3 +188,24 @@ def test_custom_attacks_make_a_suite() -> None:
     ]
     assert attacks(chosen, "a") == [PGD(steps=3)] * 4
     assert attacks(chosen, "b") == [FGSM()] * 2
+
+
+def test_names_joined_by_plus_are_a_suite_in_that_order() -> None:
+    chosen = suite("square-7+apgd-ce", 10)
+    assert chosen.attacks == ("square-7", "apgd-ce")
+    assert [part.attack for part in chosen.rounds] == [Square(queries=7), APGD()]
+    assert len(suite("apgd-ce+apgd-t", 10).rounds) == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("square+square", "attack 'square[+]square': names an attack twice"),
+        ("square+pdg-20", "attack 'pdg-20': unknown: did you mean pgd-20"),
+        ("square+", "attack '': unknown"),
+        ("autoattack+square", "attack 'autoattack': unknown"),
+    ],
+)
+def test_wrong_names_in_a_joined_suite(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        suite(name, 10)

@@ -13,6 +13,7 @@ from dat.core.rng import Streams
 from dat.evaluation import SuiteResult
 
 MODULES = {
+    "dat.AutoAttacked": "AutoAttackResult",
     "dat.Victim": "AttackTarget",
     "dat.attacks.Victim": "AttackTarget",
     "dat.core.rng.Draws": "Streams",
@@ -38,6 +39,7 @@ MODULES = {
     "dat.distributed.check_team": "check_subgroup",
     "dat.distributed.local_of": "local_tensor",
     "dat.distributed.part_of": "shard_of",
+    "dat.evaluation.AutoAttacked": "AutoAttackResult",
     "dat.evaluation.Verdicts": "SuiteResult",
     "dat.jobs.clusters.Job": "ClusterJob",
     "dat.kernels.convolve.Convolution": "NativeConv2d",

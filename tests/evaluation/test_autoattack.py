@@ -13,7 +13,7 @@ from dat.attacks import FGSM, PGD, Attack, Square, suites
 from dat.core.threat import ThreatModel
 from dat.data import ImageData
 from dat.distributed import World
-from dat.evaluation import AutoAttacked, autoattack
+from dat.evaluation import AutoAttackResult, autoattack
 from tests.evaluation.cases import Noisy, ProgressRecorder, Spy, Stopped, everything, right
 
 EPS = 0.08
@@ -30,13 +30,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(suites.SUITES, "autoattack", lambda classes: SUITE)
 
 
-def attacked(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> AutoAttacked:
+def attacked(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> AutoAttackResult:
     chosen: dict[str, Any] = {"eps": EPS} | options
     return autoattack(model, x, y, **chosen)
 
 
 def check(
-    result: AutoAttacked, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel
+    result: AutoAttackResult, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel
 ) -> None:
     """What holds of every result."""
     count = len(y)
@@ -243,3 +243,55 @@ def test_without_a_world_it_joins_one(
     joined = attacked(model, x, y, world=World.join())
     assert alone.broken_by == joined.broken_by
     assert int(alone.robust.sum()) <= int(right(model, small_data).sum())
+
+
+def test_some_attacks_in_the_order_of_the_caller(
+    model: nn.Module, small_data: ImageData, world: World, quick: None
+) -> None:
+    x, y = everything(small_data)
+    result = attacked(model, x, y, attacks=["pgd", "square"], world=world)
+    check(result, model, x, y, ThreatModel(eps=EPS))
+    assert result.attacks == ("pgd", "square")
+    assert result.suite == "pgd+square"
+    assert repr(result).startswith("pgd+square (not all of AutoAttack): 60 images, TA ")
+    alone = attacked(model, x, y, attacks=["pgd"], world=world)
+    assert alone.counts["pgd"] == result.counts["pgd"]
+
+
+def test_all_attacks_are_autoattack(
+    model: nn.Module, small_data: ImageData, world: World, quick: None
+) -> None:
+    x, y = everything(small_data)
+    result = attacked(model, x, y, attacks=[*SUITE], world=world)
+    assert result.suite == "autoattack"
+    assert repr(result).startswith("autoattack: 60 images, TA ")
+    assert result.broken_by == attacked(model, x, y, world=world).broken_by
+
+
+@pytest.mark.parametrize(
+    ("attacks", "message"),
+    [
+        (["square", "fgsn"], r"attacks: 'fgsn' is not in autoattack: did you mean fgsm\?"),
+        (["square", "square"], r"attacks = \['square', 'square'\]: must be at least one"),
+        ([], r"attacks = \[\]: must be at least one, and none twice"),
+        ("square", "attacks = 'square': must be a list of names"),
+    ],
+)
+def test_wrong_choices_of_attacks(
+    model: nn.Module, small_data: ImageData, world: World, quick: None, attacks: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        attacked(model, *everything(small_data), attacks=attacks, world=world)
+
+
+def test_the_table_says_which_attack_broke_which_image(
+    model: nn.Module, small_data: ImageData, world: World, quick: None
+) -> None:
+    result = attacked(model, *everything(small_data), world=world)
+    header, *lines = [line.split("\t") for line in result.table().splitlines()]
+    assert header == ["attack", "broke", "accuracy", "images"]
+    assert [name for name, *_ in lines] == ["clean", *SUITE]
+    for name, count, _, rows in lines:
+        broken = [row for row, broken_by in enumerate(result.broken_by) if broken_by == name]
+        assert (int(count), rows) == (len(broken), ",".join(map(str, broken)))
+    assert [float(lines[0][2]), float(lines[-1][2])] == [round(result.ta, 1), round(result.ra, 1)]

@@ -231,6 +231,32 @@ def test_a_fixed_batch_size_is_reported() -> None:
         job._difference(nn.Flatten(), exported, images(), "onnx")
 
 
+class Viewing(nn.Module):
+    """Flattens with view and len, as many published networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3, padding=1)
+        self.linear = nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(self.conv(x).view(len(x), -1))
+        return out
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "hub"])
+def test_view_and_len_take_any_batch_size(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = Viewing().eval()
+    exported = formats.write_traced(name, model, images(), tmp_path)
+    for count in (1, 3, len(images())):
+        x = images()[:count]
+        torch.testing.assert_close(exported(x), model(x), rtol=1e-4, atol=1e-5)
+    assert "len" not in globals()
+    assert capfd.readouterr() == ("", "")
+
+
 OWN = """
 import torch
 from torch import nn

@@ -11,11 +11,12 @@ from rich.console import Console
 from torch import nn
 
 from dat.attacks import FGSM
+from dat.core.progress import progress_bar
 from dat.core.threat import ThreatModel
 from dat.data import ImageData
 from dat.distributed import World
 from dat.optim import LAMB
-from dat.report.progress import Progress, crowded, progress_bar
+from dat.report.progress import Progress, crowded
 from dat.train import Trainer
 from tests.trainers import make_trainer
 

@@ -120,3 +120,9 @@ def test_a_pickled_model_is_not_executed(tmp_path: Path) -> None:
     torch.save(net(), tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"model\.pt: .* save model\.state_dict\(\)"):
         load_weights(net(), tmp_path / "model.pt")
+
+
+def test_a_whole_pickled_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 2), tmp_path / "net.pt")
+    with pytest.raises(ValueError, match=r"a whole model\?.*; save model.state_dict\(\) instead$"):
+        load_weights(nn.Linear(2, 2), tmp_path / "net.pt")

@@ -1,4 +1,4 @@
-"""Attacks: the inner maximisation, step 5 of Algorithm A1.
+"""Attacks: they maximize the loss within the threat model, step 5 of Algorithm A1.
 
 An attack takes a closure `x -> per-example loss`, a batch, a threat model and the batch's random
 streams. One that needs to know which images are misclassified (FAB, targeted APGD) takes an
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dat.attacks.apgd import APGD, TargetedAPGD
 from dat.attacks.base import Attack, Targeted
+from dat.attacks.bound import BoundAttack, on
 from dat.attacks.fab import FAB
 from dat.attacks.fgsm import FGSM
 from dat.attacks.free import Free
@@ -47,6 +48,7 @@ __all__ = [
     "YOPO",
     "Attack",
     "AttackTarget",
+    "BoundAttack",
     "Free",
     "Loss",
     "NoAttack",
@@ -54,4 +56,5 @@ __all__ = [
     "Targeted",
     "TargetedAPGD",
     "attack_mode",
+    "on",
 ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dat.core.lazy import torch
+from dat.core.shapes import looks_channels_last
 from dat.core.threat import ThreatModel
 
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-4
 """Rounding that pixels may exceed [0, 1] by."""
-COLOURS = (1, 3, 4)
-"""Usual numbers of channels."""
 
 
 def check_call(attack: str, x: Tensor, threat: ThreatModel) -> None:
@@ -24,6 +23,11 @@ def check_call(attack: str, x: Tensor, threat: ThreatModel) -> None:
             f"{attack}: the third argument is a {type(threat).__name__}, must be a "
             f"dat.ThreatModel; write dat.{attack}()(dat.AttackTarget(model, y), x, threat)"
         )
+    check_images(attack, x, threat)
+
+
+def check_images(attack: str, x: Tensor, threat: ThreatModel) -> None:
+    """Raise unless `x` holds images in [0, 1] that the threat model is for."""
     if not isinstance(x, torch.Tensor):
         raise ValueError(f"{attack}: the images are a {type(x).__name__}: must be a tensor")
     if not x.is_floating_point():
@@ -38,10 +42,7 @@ def check_call(attack: str, x: Tensor, threat: ThreatModel) -> None:
 
 def _check_channels(attack: str, x: Tensor) -> None:
     """Refuse images whose last dimension is that of the channels."""
-    if x.dim() != 4:
-        return
-    _, channels, height, width = x.shape
-    if width in COLOURS and (channels == height > max(COLOURS) or channels > 16):
+    if looks_channels_last(x.shape):
         raise ValueError(
             f"{attack}: the images have shape {tuple(x.shape)}, which looks like (n, height, "
             "width, channels): must be (n, channels, height, width); use x.permute(0, 3, 1, 2)"
@@ -62,6 +63,29 @@ def _check_range(attack: str, x: Tensor) -> None:
     raise ValueError(
         f"{attack}: the images have pixels from {low:g} to {high:g}: must be in [0, 1]; {advice}"
     )
+
+
+def check_labels(y: object, count: int) -> None:
+    """Raise unless `y` holds a class per image."""
+    if not isinstance(y, torch.Tensor):
+        raise ValueError(f"the labels are a {type(y).__name__}: must be a tensor")
+    if y.shape != (count,):
+        raise ValueError(
+            f"the labels have shape {tuple(y.shape)} for {count} images: must be one per image, "
+            f"({count},)"
+        )
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        dtype = str(y.dtype).removeprefix("torch.")
+        raise ValueError(f"the labels are {dtype}: must be integers; use y.long()")
+
+
+def check_classes(y: Tensor, classes: int) -> None:
+    """Raise unless the model has all classes that are labels."""
+    if int(y.min()) < 0 or int(y.max()) >= classes:
+        raise ValueError(
+            f"labels from {int(y.min())} to {int(y.max())}: the model has {classes} classes, "
+            f"labels must be in 0..{classes - 1}"
+        )
 
 
 def check_losses(losses: object, count: int) -> None:

@@ -1,4 +1,5 @@
-"""Attacks by name, for evaluation: `pgd-20`, `cw-100x5`, `apgd-t`, `autoattack`, ..."""
+"""Attacks by name, for evaluation: `pgd-20`, `cw-100x5`, `apgd-t`, `apgd-ce+square`,
+`autoattack`, ..."""
 
 from __future__ import annotations
 
@@ -6,11 +7,19 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from dat.attacks import APGD, FAB, FGSM, PGD, Attack, NoAttack, Square, TargetedAPGD
+from dat.attacks.apgd import APGD, TargetedAPGD
+from dat.attacks.base import Attack
+from dat.attacks.fab import FAB
+from dat.attacks.fgsm import FGSM
+from dat.attacks.none import NoAttack
+from dat.attacks.pgd import PGD
+from dat.attacks.square import Square
 from dat.core.settings import did_you_mean
 
 CLEAN = "clean"
 AUTOATTACK = "autoattack"
+JOINED = "+"
+"""Between the names of attacks that form a suite."""
 TARGETS = 9
 RAND_EOT = 20
 
@@ -44,18 +53,38 @@ def attack_names(rounds: Sequence[Round]) -> tuple[str, ...]:
 
 def suite(name: str, classes: int = 10) -> Suite:
     """The suite called `name`, for a network with this number of classes."""
+    if name in SUITES:
+        return suite_of(name, SUITES[name](classes))
+    parts = name.split(JOINED)
+    if len({*parts}) < len(parts):
+        raise ValueError(f"attack {name!r}: names an attack twice")
+    return suite_of(name, {part: attack_named(part, classes) for part in parts})
+
+
+def attack_named(name: str, classes: int = 10) -> Attack:
+    """The single attack called `name`, for a network with this number of classes."""
     word, steps, restarts = _parse(name)
-    if word in SUITES and steps is None and restarts is None:
-        attacks = SUITES[word](classes)
-    elif word in STEPPED:
+    if word in STEPPED:
         if word == "pgd-dlr" and classes < 3:
             raise ValueError("pgd-dlr: needs three classes or more; use cw")
-        attacks = {name: STEPPED[word](steps or 20, restarts or 1)}
-    elif word in SINGLE and restarts is None and not (word == "fgsm" and steps):
-        attacks = {name: SINGLE[word](classes, steps)}
-    else:
-        raise ValueError(f"attack {name!r}: unknown{did_you_mean(name, names())}")
-    return suite_of(name, attacks)
+        return STEPPED[word](steps or 20, restarts or 1)
+    if word in SINGLE and restarts is None and not (word == "fgsm" and steps):
+        return SINGLE[word](classes, steps)
+    raise ValueError(f"attack {name!r}: unknown{did_you_mean(name, names())}")
+
+
+def subset_of(name: str, attacks: Sequence[str], classes: int = 10) -> Suite:
+    """These attacks of a suite, in this order, with the same random numbers."""
+    full = suite(name, classes)
+    unknown = [attack for attack in attacks if attack not in full.attacks]
+    if unknown:
+        near = did_you_mean(unknown[0], full.attacks)
+        few = f" with {classes} classes" if classes < 4 else ""
+        raise ValueError(f"attacks: {unknown[0]!r} is not in {name}{few}{near}")
+    if not attacks or len({*attacks}) < len(attacks):
+        raise ValueError(f"attacks = {[*attacks]}: must be at least one, and none twice")
+    rounds = [turn for attack in attacks for turn in full.rounds if turn.name == attack]
+    return full if tuple(rounds) == full.rounds else Suite(JOINED.join(attacks), tuple(rounds))
 
 
 def suite_of(name: str, attacks: dict[str, Attack], times: int = 1) -> Suite:

@@ -10,6 +10,7 @@ from dat.attacks.inputs import check_losses
 from dat.core.deprecation import RenamedAttribute
 from dat.core.lazy import torch
 from dat.core.losses import cross_entropy, dlr, is_soft, margin, require_hard
+from dat.core.short_repr import short_repr
 from dat.core.tracing import stage
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class AttackTarget:
     """A further argument of the loss, one row per image: target classes, or the clean logits."""
     until_broken: bool = False
     """Stop attacking an image as soon as it is misclassified; by default, the loss is maximised."""
+
+    __repr__ = short_repr
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.forward(x)[0]
@@ -89,6 +92,8 @@ class ValueAndGrad(NamedTuple):
     loss: Tensor
     gradient: Tensor
     misclassified: Tensor
+
+    __repr__ = short_repr
 
 
 def value_and_grad(loss: Loss, x: Tensor, *, samples: int = 1) -> ValueAndGrad:

@@ -20,6 +20,7 @@ from dat.config.groups import (
 )
 from dat.config.synonyms import SYNONYMS
 from dat.core.settings import SettingError, Settings, component, parse_argument, section, setting
+from dat.core.short_repr import short_repr
 from dat.core.threat import ThreatModel
 from dat.distributed import PROTOCOLS, QUANTIZERS, Protocol, Quantizer
 from dat.models import MODELS, NAME_PATTERNS
@@ -68,6 +69,8 @@ class RunConfig(Settings):
     )
     compute: Compute = section(Compute, "layout, precision and compilation of the network")
     comm: CommConfig = section(CommConfig, "where the workers run and how they communicate")
+
+    __repr__ = short_repr
 
 
 COMPONENTS = {

@@ -31,6 +31,15 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+def seconds(value: object) -> str:
+    """A duration in the unit that suits it."""
+    if not isinstance(value, int | float):
+        return "-"
+    if value >= 3600:
+        return f"{value / 3600:.1f} h"
+    return f"{value / 60:.1f} min" if value >= 120 else f"{value:.3g} s"
+
+
 def legend(columns: Iterable[str], **details: str) -> str:
     """One line that spells out the abbreviations in these headers, each once: "TA: clean accuracy,
     RA: robust accuracy (pgd-20, linf 8/255)." with `RA="pgd-20, linf 8/255"`."""

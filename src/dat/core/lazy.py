@@ -38,8 +38,9 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a package that imports its names on first use.
 
-    `modules` maps each module of the package to the names taken from it, separated by spaces. A
-    module must not have the name of an exported object: once imported, it would shadow it.
+    `modules` maps each module of the package to the names taken from it, separated by spaces. Both
+    are attributes of the package. A module must not have the name of an exported object: once
+    imported, it would shadow it. A leading dot means the package above, as in relative imports.
     `renamed` maps old names, which are deprecated, to new ones. Use this under `if not
     TYPE_CHECKING`, with plain imports for the type checker, which would otherwise accept any name.
     """
@@ -50,14 +51,16 @@ def lazy_names(
         if name in new_names:
             warn_renamed(f"{package}.{name}", f"{package}.{new_names[name]}", stacklevel=2)
             return getattr(this, new_names[name])
+        if name in modules:
+            return importlib.import_module(f"{package}.{name}")
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+        value = getattr(importlib.import_module(f".{module_of[name]}", package), name)
         setattr(this, name, value)
         return value
 
     def names() -> list[str]:
-        return sorted(this.__all__)
+        return sorted({*this.__all__, *(name for name in modules if "." not in name)})
 
     return get, names
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from dat.core import devices
 from dat.core.deprecation import RenamedAttribute, renamed_names
 from dat.core.lazy import torch
+from dat.core.short_repr import short_repr
 from dat.kernels.native import philox_words
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Streams:
 
     key: int
     index: Tensor
+
+    __repr__ = short_repr
 
     @classmethod
     def of(cls, seed: int, purpose: str, *coordinates: int, index: Tensor) -> Streams:

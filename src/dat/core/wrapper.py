@@ -18,6 +18,11 @@ class ModelWrapper(nn.Module):
         """The same wrapper around another network."""
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.extra_repr()}, network=<{type(self.network).__name__}>)"
+        )
+
     def preprocess(self, x: Tensor) -> Tensor:
         """The input that the wrapped network receives for these images."""
         return x

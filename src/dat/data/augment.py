@@ -13,6 +13,7 @@ from dat.core.lazy import functional as F
 from dat.core.lazy import torch
 from dat.core.rng import Streams
 from dat.core.settings import Settings, setting
+from dat.core.short_repr import short_repr
 from dat.data.erasing import erase
 from dat.data.jitter import jitter
 from dat.data.randaugment import STRONGEST, rand_augment
@@ -97,6 +98,8 @@ class CropWindows(NamedTuple):
     right: Tensor
     flipped: Tensor
     """Whether the crop is flipped horizontally."""
+
+    __repr__ = short_repr
 
     def apply(self, x: Tensor) -> Tensor:
         """Crop and flip, by the native kernel where it applies."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dat.core import devices
 from dat.core.rng import Streams, derive
+from dat.core.short_repr import short_repr
 from dat.data.images import ImageData
 from dat.data.lazy_images import LazyImages, read, read_random
 from dat.data.loader import Loader
@@ -29,6 +30,8 @@ class RawBatch(NamedTuple):
     """Global sample indices; those of a second dataset follow those of the first."""
     weight: Tensor
     """Weight of each sample in the loss."""
+
+    __repr__ = short_repr
 
     @classmethod
     def cat(cls, batches: Sequence[RawBatch]) -> RawBatch:
@@ -63,6 +66,8 @@ class BatchSource:
     crops: int | None = None
     """Seed of random reads: crops of pictures, a dataset's own transforms; None: reads are not
     random."""
+
+    __repr__ = short_repr
 
     @classmethod
     def of(cls, data: ImageData | Partitions, sampler: PartitionSampler, rank: int) -> BatchSource:
@@ -104,6 +109,8 @@ class Batches:
     loaders: int = 0
     """Number of processes that decode pictures; 0: this process decodes them."""
     _loader: list[Loader[RawBatch]] = field(default_factory=list)
+
+    __repr__ = short_repr
 
     @property
     def weight(self) -> float:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from dat.core.shapes import looks_channels_last
+from dat.core.short_repr import short_repr
 from dat.data.lazy_images import Images, LazyImages, chunks, join, read, take
 
 TOLERANCE = 1e-6
@@ -28,6 +30,8 @@ class ImageData:
     numbers: Tensor | None = None
     """For a subset: the images' indices in the full dataset, ascending."""
 
+    __repr__ = short_repr
+
     @classmethod
     def of(
         cls,
@@ -43,6 +47,11 @@ class ImageData:
         if len(images.shape) != 4 or images.shape.numel() == 0:
             raise ValueError(
                 f"images have shape {tuple(images.shape)}: must be (n, channels, height, width)"
+            )
+        if looks_channels_last(images.shape):
+            raise ValueError(
+                f"images have shape {tuple(images.shape)}, which looks like (n, height, width, "
+                "channels): must be (n, channels, height, width); use x.permute(0, 3, 1, 2)"
             )
         if labels.shape != (len(images),):
             raise ValueError(

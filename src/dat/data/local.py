@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dat.core.rng import derive, generator
+from dat.core.short_repr import short_repr
 from dat.data.images import ImageData
 from dat.data.partitions import Indices, PartitionSampler, partition_ranges, split_holdout
 from dat.data.reading import WEIGH_BY
@@ -85,6 +86,8 @@ class Partitions:
     """Of the images: uint8 or floats."""
     totals: tuple[int, ...] = ()
     """Images per class in all partitions, if known."""
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if self.weigh_by not in WEIGH_BY:

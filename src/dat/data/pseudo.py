@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dat.core.files import atomic_write
+from dat.core.short_repr import short_repr
 from dat.data.images import ImageData
 from dat.data.lazy_images import chunks
 
@@ -24,6 +25,8 @@ class PseudoLabels(NamedTuple):
     labels: Tensor
     confidences: Tensor
     """The model's probability of the label."""
+
+    __repr__ = short_repr
 
     def save(self, path: Path, data: ImageData) -> None:
         """Write an .npz file that identifies the images it labels."""

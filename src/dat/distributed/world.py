@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from dat.core import devices
 from dat.core.deprecation import RenamedAttribute
+from dat.core.short_repr import short_repr
 from dat.distributed.affinity import cores, keep_freed_pages, pin_to_cores
 from dat.distributed.collectives import all_gather, all_reduce
 from dat.distributed.rendezvous import rendezvous_after_restart
@@ -104,6 +105,8 @@ class World:
     """Rank within the node, as set by the launcher."""
     local_size: int = 1
     """Workers on this node; without a launcher, each worker counts as a node of its own."""
+
+    __repr__ = short_repr
 
     @classmethod
     def join(

@@ -4,16 +4,16 @@ from dat.attacks.suites import Suite, suite
 from dat.core.deprecation import renamed_names
 from dat.evaluation.accuracy import Accuracy, evaluate
 from dat.evaluation.assess import Assessment, assess
-from dat.evaluation.autoattack import AutoAttacked, autoattack
+from dat.evaluation.autoattack import AutoAttackResult, autoattack
 from dat.evaluation.runner import SuiteResult
 from dat.evaluation.sweep import Curve, sweep
 
-__getattr__ = renamed_names(__name__, Verdicts="SuiteResult")
+__getattr__ = renamed_names(__name__, AutoAttacked="AutoAttackResult", Verdicts="SuiteResult")
 
 __all__ = [
     "Accuracy",
     "Assessment",
-    "AutoAttacked",
+    "AutoAttackResult",
     "Curve",
     "Suite",
     "SuiteResult",

@@ -10,11 +10,11 @@ from torch import nn
 
 from dat.attacks import PGD, Attack
 from dat.attacks.suites import Suite, suite_of
+from dat.core.progress import Progress
 from dat.core.threat import ThreatModel
 from dat.data import Data, image_data
 from dat.distributed import World
 from dat.evaluation.assess import Assessment, assess
-from dat.evaluation.runner import Progress, silent
 from dat.evaluation.workers import world_of
 
 
@@ -49,7 +49,7 @@ def evaluate(
     batch: int = 256,
     seed: int = 0,
     world: World | None = None,
-    progress: Progress = silent,
+    progress: Progress | bool = False,
 ) -> Accuracy: ...
 
 
@@ -67,7 +67,7 @@ def evaluate(
     keep: bool = False,
     check: bool = True,
     world: World | None = None,
-    progress: Progress = silent,
+    progress: Progress | bool = False,
 ) -> Assessment: ...
 
 
@@ -86,7 +86,7 @@ def evaluate(
     keep: bool = False,
     check: bool | None = None,
     world: World | None = None,
-    progress: Progress = silent,
+    progress: Progress | bool = False,
 ) -> Accuracy | Assessment:
     """TA and RA of a model that maps images in [0, 1] to logits.
 
@@ -94,10 +94,12 @@ def evaluate(
     `restarts` independent runs, and the result is an `Accuracy`.
 
     With `attacks`, a list of names such as `["pgd-20", "autoattack"]`, every suite attacks all
-    images that are classified correctly, and the result is an `Evaluation`. Only then, `check`
+    images that are classified correctly, and the result is an `Assessment`. Only then, `check`
     looks for signs of gradient masking, `keep` keeps the adversarial examples, a lower `precision`
     runs the attacks in mixed precision (the given model still decides), and a `folder` shared by
     all workers lets an interrupted evaluation resume.
+
+    `progress=True` draws a bar; a function is called with the work done and the total.
 
     `data` is an `ImageData`, a map-style dataset, a data loader, or a pair (images, labels). All
     workers of `world` call this; each evaluates its share, and all get the same result.

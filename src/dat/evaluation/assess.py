@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ from dat.attacks import AttackTarget, attack_mode
 from dat.attacks.suites import Suite, clean, suite
 from dat.attacks.target import NoImageGradient, value_and_grad
 from dat.core.precision import PRECISIONS, check_independent, in_precision
+from dat.core.progress import Progress, reporting
 from dat.core.rng import seeded
 from dat.core.threat import ThreatModel
 from dat.data import Data, image_data
 from dat.distributed import World
 from dat.evaluation import checks
 from dat.evaluation.progress_file import SuiteProgress, fingerprint
-from dat.evaluation.runner import Progress, Runner, SuiteResult, silent
+from dat.evaluation.runner import Runner, SuiteResult
 from dat.evaluation.workers import world_of
 from dat.models import Folded, adapted, computes_in_half, fold
 
@@ -30,7 +31,7 @@ FOLD_FROM = 2000
 """Forward passes from which on building a folded copy of the network pays off."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Assessment:
     """TA, and RA under each suite of attacks."""
 
@@ -41,6 +42,10 @@ class Assessment:
     """Signs of gradient masking."""
     network: str = ""
     """How the network under attack was optimized."""
+
+    def __repr__(self) -> str:
+        ra = ", ".join(f"{name} {self.ra(name):.1f} %" for name in self.suites)
+        return f"Assessment({self.images} images, TA {self.ta:.1f} %, RA: {ra})"
 
     @property
     def images(self) -> int:
@@ -60,7 +65,7 @@ class Assessment:
 def assess(
     model: nn.Module,
     data: Data,
-    attacks: Sequence[str | Suite] = ("autoattack",),
+    attacks: Sequence[str | Suite | Callable[[int], Suite]] = ("autoattack",),
     *,
     threat: ThreatModel,
     world: World | None = None,
@@ -70,7 +75,7 @@ def assess(
     folder: Path | None = None,
     keep: bool = False,
     check: bool = True,
-    progress: Progress = silent,
+    progress: Progress | bool = False,
 ) -> Assessment:
     """What `dat.evaluate` does with a list of attacks."""
     if precision not in PRECISIONS:
@@ -84,7 +89,7 @@ def assess(
         )
         logits = model(x)
     classes = logits.shape[1]
-    suites = [suite(name, classes) if isinstance(name, str) else name for name in attacks]
+    suites = [_suite(attack, classes) for attack in attacks]
     with seeded(world.device, seed, "fold"):
         folded = _fold(model, suites, x, y, len(data))
     if precision == "float16" or computes_in_half(model):
@@ -100,25 +105,40 @@ def assess(
         seed=seed,
         precision=precision,
         keep=keep,
-        progress=progress,
     )
-    warnings = [*logit_warnings, *_masking_signs(runner, x, y)] if check else []
-    correct = runner.run(clean().rounds, torch.ones(len(data), dtype=torch.bool)).robust
+    signs = [*logit_warnings, *_masking_signs(runner, x, y)] if check else []
+    about = fingerprint(original, data, logits) if folder else {}  # of the model without adapter
+    with reporting(progress, "evaluating", show=world.first) as runner.progress:
+        correct, results = _run(runner, suites, folder, about)
+    if check:
+        signs += [sign for result in results.values() for sign in checks.check_square(result)]
+    return Assessment(correct, results, tuple(signs), folded.note)
+
+
+def _suite(attack: str | Suite | Callable[[int], Suite], classes: int) -> Suite:
+    """The suite of a name, of a function of the number of classes, or as it is."""
+    if isinstance(attack, str):
+        return suite(attack, classes)
+    return attack(classes) if callable(attack) else attack
+
+
+def _run(
+    runner: Runner, suites: Sequence[Suite], folder: Path | None, about: dict[str, str]
+) -> tuple[Tensor, dict[str, SuiteResult]]:
+    """Which images are classified correctly, and the results of all suites on these."""
+    correct = runner.run(clean().rounds, torch.ones(len(runner.data), dtype=torch.bool)).robust
     for attack_suite in suites:
         runner.expect(attack_suite.rounds, int(correct.sum()))
     results = {}
     for attack_suite in suites:
         progress_file = None
         if folder and attack_suite.rounds:
-            subject = fingerprint(original, data, logits)  # of the model without its adapter
-            progress_file = _progress_file(folder, attack_suite, runner, subject)
+            progress_file = _progress_file(folder, attack_suite, runner, about)
         result = runner.run(attack_suite.rounds, correct, progress_file)
         results[attack_suite.name] = result
-        if progress_file and world.first:
+        if progress_file and runner.world.first:
             progress_file.conclude(result.broken(), _figures(correct, result.robust))
-        if check:
-            warnings += checks.check_square(result)
-    return Assessment(correct, results, tuple(warnings), folded.note)
+    return correct, results
 
 
 def _fold(model: nn.Module, suites: Sequence[Suite], x: Tensor, y: Tensor, images: int) -> Folded:

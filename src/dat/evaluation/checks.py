@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dat.attacks import FGSM, PGD, AttackTarget
 from dat.attacks.target import NoImageGradient, value_and_grad
+from dat.core.adapter import checked_logits
 from dat.core.rng import seeded
 from dat.core.threat import ThreatModel
 from dat.evaluation.runner import SuiteResult
@@ -32,19 +33,7 @@ RISE = 1.0
 
 def check_logits(model: nn.Module, x: Tensor, classes: int) -> list[str]:
     """Raise if the outputs are not logits of the right shape; warn if they impede attacks."""
-    with torch.no_grad(), seeded(x.device, 0, "check"):
-        try:
-            logits = model(x)
-        except Exception as error:
-            raise ValueError(
-                f"the model cannot take images of shape {tuple(x.shape[1:])} "
-                f"({' '.join(str(error).split())})"
-            ) from error
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != len(x):
-        actual = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(
-            f"the model gives {actual} for {len(x)} images: must be ({len(x)}, classes)"
-        )
+    logits = checked_logits(model, x)
     if logits.shape[1] < max(classes, 2):
         raise ValueError(
             f"the model gives {logits.shape[1]} logits per image, but labels go up to {classes - 1}"

@@ -20,21 +20,17 @@ from dat.attacks import AttackTarget, attack_mode
 from dat.attacks.suites import Round, attack_names
 from dat.core.deprecation import RenamedAttribute
 from dat.core.precision import PRECISIONS, in_precision
+from dat.core.progress import Progress, silent
 from dat.core.rng import Streams, seeded
+from dat.core.short_repr import short_repr
 from dat.core.threat import ThreatModel, per_sample
 from dat.data import ImageData
 from dat.distributed import World
 from dat.evaluation.progress_file import Cost, EvaluationPart, SuiteProgress
 from dat.models import lies_contiguous
 
-Progress = Callable[[int, int], None]
-"""Called with the work done and the total work, in forward passes of one sample."""
 BACKWARD = 2
 """Cost of a backward pass, in forward passes."""
-
-
-def silent(done: int, total: int) -> None:
-    """Report no progress."""
 
 
 @dataclass
@@ -52,6 +48,8 @@ class SuiteResult:
     fell = RenamedAttribute("broken_by")
     standing = RenamedAttribute("robust")
     fallen = RenamedAttribute("broken")
+
+    __repr__ = short_repr
 
     @property
     def robust(self) -> Tensor:
@@ -102,6 +100,7 @@ class Runner:
     precision: str = "float32"
     """Of the network under attack; the deciding model keeps its own."""
     progress: Progress = silent
+    """Gets the work in forward passes of one sample."""
     keep: bool = False
     """Keep the adversarial examples."""
     pending: int = 0

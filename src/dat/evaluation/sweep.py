@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from torch import nn
 
+from dat.core.progress import Progress, reporting
 from dat.core.threat import ThreatModel
 from dat.data import Data, image_data
 from dat.distributed import World
 from dat.evaluation.assess import assess
-from dat.evaluation.runner import Progress, silent
 from dat.evaluation.workers import world_of
 
 
@@ -37,7 +37,7 @@ def sweep(
     seed: int = 0,
     precision: str = "float32",
     world: World | None = None,
-    progress: Progress = silent,
+    progress: Progress | bool = False,
 ) -> list[Curve]:
     """A curve over `eps`, with `at_steps` steps, and one over `steps`, at the threat model's eps.
 
@@ -50,24 +50,25 @@ def sweep(
     }
     total, curves = sum(map(len, points.values())), []
     done = 0
-    for over, settings in points.items():
-        ra = []
-        for _, point_threat, count in settings:
-            name = f"{attack}-{count}"
-            evaluation = assess(
-                model,
-                data,
-                [name],
-                threat=point_threat,
-                world=world,
-                batch=batch,
-                seed=seed,
-                precision=precision,
-                check=False,
-            )
-            ra.append(evaluation.ra(name))
-            done += 1
-            progress(done, total)
-        if settings:
-            curves.append(Curve(over, tuple(value for value, *_ in settings), tuple(ra)))
+    with reporting(progress, "sweeping", show=world.first) as report:
+        for over, settings in points.items():
+            ra = []
+            for _, point_threat, count in settings:
+                name = f"{attack}-{count}"
+                evaluation = assess(
+                    model,
+                    data,
+                    [name],
+                    threat=point_threat,
+                    world=world,
+                    batch=batch,
+                    seed=seed,
+                    precision=precision,
+                    check=False,
+                )
+                ra.append(evaluation.ra(name))
+                done += 1
+                report(done, total)
+            if settings:
+                curves.append(Curve(over, tuple(value for value, *_ in settings), tuple(ra)))
     return curves

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dat.core.imports import require
 from dat.core.lazy import torch
 from dat.core.settings import did_you_mean
+from dat.export.tracing import symbolic_len
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -106,7 +107,7 @@ def write_traced(name: str, model: nn.Module, x: Tensor, folder: Path) -> Predic
     traced_format = TRACED[name]
     path = folder / traced_format.file
     try:
-        with _without_warnings():
+        with _without_warnings(), symbolic_len(model):
             traced_format.write(model, x, path)
             return traced_format.read(path)
     except Exception as error:  # exporters raise many types on networks that they cannot trace

@@ -16,12 +16,13 @@ from dat.attacks import AttackTarget, attack_mode
 from dat.attacks.suites import AUTOATTACK, CLEAN, suite
 from dat.config.schema import RunConfig
 from dat.core.files import ERROR_ANALYSIS, GALLERY, atomic_write
+from dat.core.progress import Progress, silent
 from dat.core.rng import Streams, seeded
 from dat.data import ImageData, class_balanced_subset
 from dat.distributed import World
 from dat.evaluation import assess, sweep
 from dat.evaluation.checks import check_curve
-from dat.evaluation.runner import Progress, SuiteResult, silent
+from dat.evaluation.runner import SuiteResult
 from dat.models import adapted
 from dat.report import save_picture
 

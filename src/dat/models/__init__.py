@@ -12,7 +12,7 @@ from dat.models.factory import ACTIVATIONS, MODELS, NAME_PATTERNS, build_model
 from dat.models.libraries import WeightsInfo, is_library, reads_hub, weights_info
 
 if TYPE_CHECKING:
-    from dat.models.adapter import Adapted, Adapter, adapted, computes_in_half, lies_contiguous
+    from dat.core.adapter import Adapted, Adapter, adapted, computes_in_half, lies_contiguous
     from dat.models.folding import Folded, alike, fold
     from dat.models.normalize import Normalize, normalized
     from dat.models.transfer import (
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        adapter="Adapted Adapter adapted computes_in_half lies_contiguous",
         folding="Folded alike fold",
         normalize="Normalize normalized",
         transfer="Block Resized blocks find_head freeze head_classes rate_factors replace_head",
+        **{".core.adapter": "Adapted Adapter adapted computes_in_half lies_contiguous"},
     )
 
 __all__ = [

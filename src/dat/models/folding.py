@@ -20,11 +20,12 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dat.core.adapter import Adapted, Adapter, logits_of
 from dat.core.module_state import preserve_state
 from dat.core.rng import seeded
+from dat.core.short_repr import short_repr
 from dat.core.wrapper import ModelWrapper
 from dat.kernels.convolve import use_native_convolutions
-from dat.models.adapter import Adapted, Adapter, logits_of
 
 CALL = "call_function"
 TOLERANCE = 1e-3
@@ -43,6 +44,8 @@ class Folded(NamedTuple):
     """What was folded, or why nothing was."""
     follow: Callable[[], None] = _no_update
     """Copies the current weights of the model."""
+
+    __repr__ = short_repr
 
 
 class Affine(nn.Module):

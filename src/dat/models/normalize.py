@@ -34,7 +34,11 @@ class Normalize(nn.Module):
         return (x - self.mean) / self.std
 
     def extra_repr(self) -> str:
-        return f"mean={self.mean.flatten().tolist()}, std={self.std.flatten().tolist()}"
+        mean, std = (
+            ", ".join(f"{value:.6g}" for value in values.flatten().tolist())
+            for values in (self.mean, self.std)
+        )
+        return f"mean=[{mean}], std=[{std}]"
 
 
 def _per_channel(values: Sequence[float]) -> Tensor:

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import skip_init
 
 from dat.core.rng import generator
+from dat.core.short_repr import short_repr
 
 Head = nn.Linear | nn.Conv2d
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -99,8 +100,9 @@ class Resized(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.net(_fit(x, self.size, self.channels)))
 
-    def extra_repr(self) -> str:
-        return f"size={self.size}, channels={self.channels}"
+    def __repr__(self) -> str:
+        net = type(self.net).__name__
+        return f"Resized(size={self.size}, channels={self.channels}, net=<{net}>)"
 
 
 def _fit(x: Tensor, size: int | None, channels: int | None) -> Tensor:
@@ -138,6 +140,8 @@ class Block(NamedTuple):
     name: str
     modules: list[nn.Module]
     parameters: list[nn.Parameter]
+
+    __repr__ = short_repr
 
 
 def blocks(net: nn.Module) -> list[Block]:

@@ -12,6 +12,7 @@ from dat.core.deprecation import RenamedAttribute
 from dat.core.lazy import torch
 from dat.core.rng import Streams
 from dat.core.settings import SettingError, Settings
+from dat.core.short_repr import short_repr
 from dat.core.threat import ThreatModel
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class Batch:
 
     team = RenamedAttribute("subgroup")
 
+    __repr__ = short_repr
+
     @classmethod
     def of(cls, x: Tensor, y: Tensor, *, threat: ThreatModel | None = None, seed: int = 0) -> Batch:
         """A batch of the samples 0, 1, ..."""
@@ -116,6 +119,8 @@ class Outcome(NamedTuple):
     """The loss of each sample; in a subgroup, this worker's share of it."""
     logits: Tensor
     """The logits of the adversarial examples."""
+
+    __repr__ = short_repr
 
 
 def clean_and_adversarial(model: Network, x: Tensor, x_adv: Tensor) -> tuple[Tensor, Tensor]:

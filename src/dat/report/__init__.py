@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from dat.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from dat.core.progress import progress_bar
     from dat.report.comparison import ComparedRun, show_comparison_of_runs
     from dat.report.evaluations import (
         show_certified,
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     )
     from dat.report.plots import Chart, bar_chart, check_picture, line_charts
     from dat.report.profiles import show_profile
-    from dat.report.progress import Progress, counting, progress_bar
+    from dat.report.progress import Progress, counting
     from dat.report.sets import bytes_bar, image_grid, save_picture, show_data, show_parts
     from dat.report.tables import print_json, print_table, runs_table
 else:
@@ -26,9 +27,10 @@ else:
         evaluations="show_certified show_labelled show_evaluation show_sweep warn",
         plots="Chart bar_chart check_picture line_charts",
         profiles="show_profile",
-        progress="Progress counting progress_bar",
+        progress="Progress counting",
         sets="bytes_bar image_grid save_picture show_data show_parts",
         tables="print_json print_table runs_table",
+        **{".core.progress": "progress_bar"},
     )
 
 __all__ = [

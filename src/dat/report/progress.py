@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -21,7 +20,6 @@ from rich.progress import Progress as Bar
 from dat.core import devices
 from dat.core.glossary import count, legend
 from dat.distributed import World
-from dat.report.tables import seconds
 from dat.train import Callback, EpochRecord, StepReport, Trainer
 from dat.train.overfitting_monitor import Collapse
 
@@ -30,27 +28,6 @@ WIDE = 120
 
 EPOCH_LINES = 40
 """Lines about epochs that a terminal shows, about."""
-LINE_EVERY = 30.0
-"""Seconds between lines where there is no terminal for a bar."""
-Clock = Callable[[], float]
-
-
-class Heartbeat:
-    """Prints a line about the work done now and then."""
-
-    def __init__(self, console: Console, title: str, clock: Clock) -> None:
-        self._console, self._title, self._clock = console, title, clock
-        self._start = self._last = clock()
-
-    def __call__(self, done: int, total: int) -> None:
-        now = self._clock()
-        if now - self._last < LINE_EVERY:
-            return
-        self._last, elapsed = now, now - self._start
-        left = f", about {seconds(elapsed * (total - done) / done)} left" if done else ""
-        share = f"{100 * done / max(total, 1):.0f} %"
-        line = f"{self._title}: {share} after {seconds(elapsed)}{left}"
-        self._console.print(line, markup=False, soft_wrap=True)
 
 
 def _bar(console: Console, *, short: bool = False) -> Bar:
@@ -67,23 +44,6 @@ def counting(title: str, total: int, *, show: bool) -> Iterator[Callable[[int], 
     with _bar(Console(stderr=True, quiet=not show)) as bar:
         task = bar.add_task(title, total=total)
         yield lambda number: bar.advance(task, number)
-
-
-@contextmanager
-def progress_bar(
-    title: str, *, show: bool, clock: Clock = time.monotonic
-) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar whose total may change; yields a callback that takes the work done and the
-    total. Without a terminal it prints a line now and then."""
-    console = Console(stderr=True, quiet=not show, highlight=False)
-    if not console.is_terminal:
-        yield Heartbeat(console, title, clock)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(compact=True))
-    with Bar(*columns, *times, console=console) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 class Progress(Callback):

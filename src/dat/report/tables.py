@@ -78,15 +78,6 @@ def show_cell(key: str, value: object) -> str:
     return str(value)
 
 
-def seconds(value: object) -> str:
-    """A duration in the unit that suits it."""
-    if not isinstance(value, int | float):
-        return "-"
-    if value >= 3600:
-        return f"{value / 3600:.1f} h"
-    return f"{value / 60:.1f} min" if value >= 120 else f"{value:.3g} s"
-
-
 def _is_number(text: str) -> bool:
     try:
         float(text.replace(",", ""))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from dat.core.short_repr import short_repr
 from dat.data import (
     Augmentation,
     Batches,
@@ -43,6 +44,8 @@ class TrainingData:
     """Processes that decode images; none: this worker's share of the cores, but for a dataset
     object this process alone, as a script has to be written for others (`if __name__ ==
     "__main__"`)."""
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         """Accept what PyTorch users have: datasets, and pairs of tensors."""

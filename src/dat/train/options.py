@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dat.core.settings import Settings, inline
+from dat.core.short_repr import short_repr
 from dat.train.averaging import Averaging
 from dat.train.awp import AWP
 from dat.train.batch_norm import BatchNormScope
@@ -46,6 +47,8 @@ class Options(Settings):
     checkpointing: Checkpointing = inline(Checkpointing)
     averaging: Averaging = inline(Averaging)
     selection: Selection = inline(Selection)
+
+    __repr__ = short_repr
 
     def each(self) -> Iterator[Option]:
         for field in dataclasses.fields(self):

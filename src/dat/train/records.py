@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
+from dat.core.short_repr import short_repr
 from dat.distributed import Traffic, World
 from dat.train.step import StepReport
 
@@ -50,6 +51,8 @@ class EpochRecord(NamedTuple):
     """In float16, the scale of the loss at the end of the epoch."""
     skipped_steps: int | None = None
     """In float16, the number of steps that were skipped after an overflow."""
+
+    __repr__ = short_repr
 
 
 @dataclass

@@ -15,6 +15,7 @@ from dat.attacks import PGD, Attack
 from dat.core import devices
 from dat.core.mistakes import Mistakes
 from dat.core.rng import seeded
+from dat.core.short_repr import short_repr
 from dat.core.threat import ThreatModel
 from dat.core.tracing import watched
 from dat.data import ImageData, Partitions, Stream
@@ -70,6 +71,8 @@ class Trainer:
     seed: int = 0
     world: World = field(default_factory=World.join)
     callbacks: Sequence[Callback] = ()
+
+    __repr__ = short_repr
 
     def __new__(cls, **given: Any) -> Trainer:
         refuse_moved(given)

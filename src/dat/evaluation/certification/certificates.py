@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dat.core.short_repr import short_repr
 from dat.data import UNLABELLED
 from dat.distributed import World
 from dat.evaluation.certification.sampler import ABSTAIN
@@ -48,6 +49,8 @@ class Certified:
     """How the sampled network was optimized."""
     batch: int = 0
     """Samples per batch."""
+
+    __repr__ = short_repr
 
     @property
     def correct(self) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dat.attacks import attack_mode
 from dat.core.files import atomic_write
 from dat.core.precision import PRECISIONS
+from dat.core.progress import Progress, reporting
 from dat.core.rng import seeded
 from dat.data import Data, ImageData, image_data
 from dat.distributed import World
@@ -22,7 +23,6 @@ from dat.evaluation.certification.plans import Adaptive, Fixed
 from dat.evaluation.certification.sampler import NoiseSampler
 from dat.evaluation.checks import check_logits
 from dat.evaluation.progress_file import ProgressStore, fingerprint
-from dat.evaluation.runner import Progress, silent
 from dat.evaluation.workers import world_of
 from dat.models import adapted, fold
 
@@ -45,7 +45,7 @@ def certify(
     precision: str = "float32",
     folder: Path | str | None = None,
     world: World | None = None,
-    progress: Progress = silent,
+    progress: Progress | bool = False,
 ) -> Certified:
     """Certify a classifier smoothed by noise of standard deviation `sigma`, on images in [0, 1].
 
@@ -54,6 +54,7 @@ def certify(
     from `n` samples for the class that `n0` other samples select. The default batch size is the
     fastest one measured. Under torchrun all workers call this with the same arguments, share the
     images, and get the same result; with a `folder`, an interrupted call can be resumed.
+    `progress=True` draws a bar.
     """
     data = _data(x, y) if isinstance(x, Tensor) else image_data(x)
     world = world_of(model) if world is None else world
@@ -83,12 +84,13 @@ def certify(
     rows = remaining.nonzero().squeeze(1).tolist()[world.rank :: world.size]
     certificates = list(earlier) if world.first else []
     world.barrier()  # every worker reads before any writes
-    progress(0, len(rows))
-    for new in plan.certify(sampler, rows):
-        certificates += new
-        if store:
-            write(store, new)
-        progress(len(certificates) - (len(earlier) if world.first else 0), len(rows))
+    with reporting(progress, "certifying", show=world.first) as report:
+        report(0, len(rows))
+        for new in plan.certify(sampler, rows):
+            certificates += new
+            if store:
+                write(store, new)
+            report(len(certificates) - (len(earlier) if world.first else 0), len(rows))
     certified = gather(
         certificates, data.labels, plan.radii, world, network=note, batch=sampler.batch
     )

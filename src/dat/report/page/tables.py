@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dat.core.glossary import count, legend
+from dat.core.glossary import count, legend, seconds
 from dat.core.threat import show_radius
 from dat.report.page.gather import RunRecord, Values, flatten
-from dat.report.tables import seconds
 
 MATRIX_CLASSES = 20
 """With more classes the most frequent confusions are listed instead of a matrix."""

@@ -132,6 +132,24 @@ def adapted(model: nn.Module, x: Tensor) -> nn.Module:
     return Adapted(model, adapter) if adapter else model
 
 
+def checked_logits(model: nn.Module, x: Tensor) -> Tensor:
+    """The logits of these images; raises unless the model takes them and returns logits."""
+    with torch.no_grad(), seeded(x.device, 0, "check"):
+        try:
+            logits = model(x)
+        except Exception as error:  # user code may raise anything
+            raise ValueError(
+                f"the model cannot take images of shape {tuple(x.shape[1:])} "
+                f"({' '.join(str(error).split())})"
+            ) from error
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != len(x):
+        actual = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(
+            f"the model gives {actual} for {len(x)} images: must be ({len(x)}, classes)"
+        )
+    return logits
+
+
 def lies_contiguous(model: nn.Module) -> bool:
     """Whether any part of the model needs contiguous images."""
     return any(
