@@ -116,7 +116,7 @@ def test_autoattack_is_shown_attack_by_attack(
     lines = table(*words)
     assert " ".join(lines[0]) == "Run Weights TA (%) pgd-2 (%) autoattack (%)"
     assert lines[1] == [str(run), "best", *(f"{report[key]:.2f}" for key in ("ta", "ra", "aa"))]
-    assert lines[2][:2] == ["RA", "(%):"]
+    assert lines[2][:3] == ["TA:", "clean", "accuracy;"]
     assert "360 test images, linf 0.08." in " ".join(lines[2])
     headers = "autoattack Broken RA (%) Forward passes Backward passes s"
     assert " ".join(lines[3]) == headers
