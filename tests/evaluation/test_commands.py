@@ -116,7 +116,7 @@ def test_autoattack_is_shown_attack_by_attack(
     lines = table(*words)
     assert " ".join(lines[0]) == "Run Weights TA (%) pgd-2 (%) autoattack (%)"
     assert lines[1] == [str(run), "best", *(f"{report[key]:.2f}" for key in ("ta", "ra", "aa"))]
-    assert lines[2][:2] == ["RA", "(%):"]
+    assert lines[2][:3] == ["TA:", "clean", "accuracy;"]
     assert "360 test images, linf 0.08." in " ".join(lines[2])
     headers = "autoattack Broken RA (%) Forward passes Backward passes s"
     assert " ".join(lines[3]) == headers
@@ -400,9 +400,9 @@ def test_a_sweep_as_tables_and_as_json(
     assert eps["ra"] == sorted(eps["ra"], reverse=True)
     lines = table(*words)
     assert lines[0] == ["eps", str(run), "(%)"]
-    assert [line[0] for line in lines[1:4]] == ["0", "0.01569", "0.08"]
+    assert [line[0] for line in lines[1:4]] == ["0", "4/255", "0.08"]
     assert [line[1] for line in lines[1:4]] == [f"{ra:.2f}" for ra in eps["ra"]]
-    assert lines[4] == ["RA", "under", "pgd-2", "over", "eps."]
+    assert " ".join(lines[4]) == "RA: robust accuracy (pgd-2, over eps)."
     assert lines[5] == ["steps", str(run), "(%)"]
     assert [line[0] for line in lines[6:8]] == ["1", "2"]
     assert not (run / "evaluations").exists()
