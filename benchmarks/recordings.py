@@ -66,8 +66,8 @@ SESSIONS = (
         (
             "dat recipes",
             "dat config digits attack",
-            f"dat train digits --workers 2 train.epochs=3 {SETTINGS}",
-            f"dat train digits-standard train.epochs=3 {SETTINGS.replace('attack.steps=3 ', '')}",
+            "dat train digits --workers 2 train.epochs=5",
+            "dat train digits-standard --workers 2 train.epochs=5",
             "dat evaluate runs/digits --attacks pgd-20,pgd-100x5 --images 100",
             "dat compare runs/digits-standard runs/digits",
         ),
