@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from operator import gt
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +26,9 @@ RUN_COLUMNS = {
     "mb_per_step": "MB/it",
 }
 
+LONGEST_WORD = 24
+"""Longer words, such as paths, may be broken."""
+
 
 def print_json(value: object) -> None:
     json.dump(value, sys.stdout, indent=2)
@@ -32,19 +36,38 @@ def print_json(value: object) -> None:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, note: str = "") -> None:
-    """Print a table: text left-aligned, numbers right-aligned."""
+    """Print a table: text left-aligned, numbers right-aligned. On a terminal, wide columns wrap at
+    words."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 10_000  # do not wrap in a pipe
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, header in enumerate(headers):
-        numeric = all(_is_number(row[number]) for row in rows)
-        table.add_column(Text(header), justify="right" if numeric else "left", overflow="fold")
+    columns = [[header, *(row[n] for row in rows)] for n, header in enumerate(headers)]
+    widths, gap = fit(columns, console.width)
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for (header, *cells), width in zip(columns, widths, strict=True):
+        justify: JustifyMethod = "right" if all(map(_is_number, cells)) else "left"
+        table.add_column(Text(header), justify=justify, overflow="fold", width=width)
     for row in rows:
         table.add_row(*map(Text, row))  # users' names may look like markup
     console.print(table)
     if note:
         console.print(f"\n{note}", style="dim", markup=False)
+
+
+def fit(columns: Sequence[Sequence[str]], available: int) -> tuple[list[int], int]:
+    """The widths of columns, and the gap between them, that fit in the available width without
+    breaking a word, if that is possible."""
+    widths = [max(map(len, cells)) for cells in columns]
+    words = [max(len(word) for cell in cells for word in cell.split(" ")) for cells in columns]
+    shortest = [min(word, LONGEST_WORD) for word in words]
+    gap = 2 if sum(shortest) + 2 * (len(columns) - 1) <= available else 1
+    excess = sum(widths) + gap * (len(columns) - 1) - available
+    while excess > 0 and any(map(gt, widths, shortest)):
+        reducible = [n for n, width in enumerate(widths) if width > shortest[n]]
+        widest = max(reducible, key=widths.__getitem__)
+        widths[widest] -= 1
+        excess -= 1
+    return widths, gap
 
 
 def runs_table(results: Sequence[dict[str, Any]]) -> None:
