@@ -18,8 +18,8 @@ from runs import save, table
 from dat.distributed import Buckets, Quantizer, WholeVector
 from dat.models import build_model
 from dat.tools.planning import Cluster, ComputeTimes, Costs, Gradient, NetworkLink, predict
+from dat.tools.planning.datasets import KNOWN_DATASETS
 from dat.tools.planning.gradient import slots_of
-from dat.tools.planning.recipe import KNOWN_DATASETS
 
 NODES, BATCH = 6, 512
 STEPS = round(KNOWN_DATASETS["imagenet"].total / (NODES * BATCH))
