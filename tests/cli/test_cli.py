@@ -370,7 +370,7 @@ def test_a_folder_without_permission_is_refused_at_once(
     code, _, err = call(capsys, "train", "digits", *TINY)
     assert code == 2
     assert err == (
-        f"error: runs/digits: no permission to write in {tmp_path}: choose another --out\n"
+        f"error: runs/digits: no permission to write to {tmp_path}; choose another --out\n"
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dat.report.profiles import show_profile
     from dat.report.progress import Progress, counting
     from dat.report.sets import bytes_bar, image_grid, save_picture, show_data, show_parts
-    from dat.report.tables import print_json, print_table, runs_table
+    from dat.report.tables import print_json, print_table, print_text, runs_table
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -29,7 +29,7 @@ else:
         profiles="show_profile",
         progress="Progress counting",
         sets="bytes_bar image_grid save_picture show_data show_parts",
-        tables="print_json print_table runs_table",
+        tables="print_json print_table print_text runs_table",
         **{".core.progress": "progress_bar"},
     )
 
@@ -45,6 +45,7 @@ __all__ = [
     "line_charts",
     "print_json",
     "print_table",
+    "print_text",
     "progress_bar",
     "runs_table",
     "save_picture",

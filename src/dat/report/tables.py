@@ -38,9 +38,7 @@ def print_json(value: object) -> None:
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, note: str = "") -> None:
     """Print a table: text left-aligned, numbers right-aligned. On a terminal, wide columns wrap at
     words."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 10_000  # do not wrap in a pipe
+    console = _console()
     columns = [[header, *(row[n] for row in rows)] for n, header in enumerate(headers)]
     widths, gap = fit(columns, console.width)
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
@@ -51,7 +49,19 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, note: 
         table.add_row(*map(Text, row))  # users' names may look like markup
     console.print(table)
     if note:
-        console.print(f"\n{note}", style="dim", markup=False)
+        print_text(f"\n{note}", style="dim")
+
+
+def print_text(text: str, *, style: str | None = None) -> None:
+    """Print sentences; on a terminal they wrap at words."""
+    _console().print(text, style=style, markup=False)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 10_000  # do not wrap in a pipe
+    return console
 
 
 def fit(columns: Sequence[Sequence[str]], available: int) -> tuple[list[int], int]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dat.data.batch_size import plural
-from dat.report import print_json, print_table
+from dat.report import print_json, print_table, print_text
 from dat.report.plots import Chart, line_charts
 from dat.tools.planning.costs import BUILT_IN, Costs
 from dat.tools.planning.job import ClusterPlan
@@ -31,22 +31,22 @@ def show_plan(plan: ClusterPlan, *, as_json: bool, plot: Path | None) -> None:
         print_json(plan.as_json())
         return
     print_table(HEADERS, _rows(plan), note=LEGEND)
-    print(f"\n{describe(plan)}")
+    print_text(f"\n{describe(plan)}")
     if plan.sizes:
-        print(f"\nStep by image size (train.resize), {plan.chosen.name}:")
+        print_text(f"\nStep by image size (train.resize), {plan.chosen.name}:")
         print_table(
             ["Shorter side (px)", "Epochs", "Step (s)", "Exposed (s)", "Epoch (s)"], _sizes(plan)
         )
-        print(f"All epochs: {plan.training:,.0f} s.")
+        print_text(f"All epochs: {plan.training:,.0f} s.")
     for curve in plan.curves:
-        print(f"\n{curve.kind.capitalize()} scaling, {curve.name}:")
+        print_text(f"\n{curve.kind.capitalize()} scaling, {curve.name}:")
         print_table(["Nodes", "Workers", "Images", "Step (s)", "Exposed (s)", "%"], _points(curve))
     if plan.curves:
         print()
         for curve in plan.curves:
-            print(curve.explain())
-        print("These are predictions: only small clusters have been measured.")
-    print(f"\nRecommended: {plan.why}")
+            print_text(curve.explain())
+        print_text("These are predictions: only small clusters have been measured.")
+    print_text(f"\nRecommended: {plan.why}")
 
 
 def describe(plan: ClusterPlan) -> str:
@@ -69,11 +69,10 @@ def describe(plan: ClusterPlan) -> str:
 
 
 def describe_costs(costs: Costs) -> str:
-    """Where the costs come from; the built-in ones in full."""
+    """Where the costs come from."""
     if costs.origin != BUILT_IN:
         return f"{costs.origin}."
-    values = ", ".join(f"{name} {value}" for name, value in costs.describe())
-    return f"built-in values ({values}); dat plan --calibrate measures this machine."
+    return "built-in values (--json lists them); dat plan --calibrate measures this machine."
 
 
 def show_costs(costs: Costs, path: Path, *, as_json: bool) -> None:
