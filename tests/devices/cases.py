@@ -19,7 +19,7 @@ from dat.core.threat import ThreatModel
 from dat.distributed import QUANTIZERS, Quantizer, World
 from dat.distributed.wire_format import Slot, message_layout, spans
 from dat.distributed.world import SingleWorker
-from dat.evaluation.certification.sampler import Asked, NoiseSampler
+from dat.evaluation.certification.sampler import NoiseSampler, SampleRange
 from dat.kernels.quantize.codec import Codec
 from dat.models import MODELS, Resized, alike, build_model, fold, normalized
 from dat.objectives import OBJECTIVES, Batch, Objective
@@ -199,7 +199,7 @@ def noise(dtype: str, device: torch.device) -> Any:
         precision=dtype,
         batch=64,
     )
-    return sampler.count("test", [Asked(0, 3, 70), Asked(2, 0, 32)]).to(device)
+    return sampler.count("test", [SampleRange(0, 3, 70), SampleRange(2, 0, 32)]).to(device)
 
 
 def quantizer(made: Quantizer, device: torch.device) -> Any:
