@@ -35,7 +35,7 @@ from dat.data import ImageData
 from dat.distributed import World
 from dat.evaluation.certification.bounds import lower_bound, radius
 from dat.evaluation.certification.certify import prepare
-from dat.evaluation.certification.sampler import Asked
+from dat.evaluation.certification.sampler import SampleRange
 
 RADII = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 ALPHA, N0, N = 0.001, 100, 100_000
@@ -166,7 +166,7 @@ def speed(arguments: argparse.Namespace, world: World, smooth: Any) -> None:
             theirs._sample_noise(x[0], count, batch)
             seconds.setdefault(f"reference, batch {batch}", []).append(time.perf_counter() - start)
         start = time.perf_counter()
-        sampler.count("speed", [Asked(0, turn * count, turn * count + count)])
+        sampler.count("speed", [SampleRange(0, turn * count, turn * count + count)])
         name = f"ours, batch {sampler.batch} (chosen)"
         seconds.setdefault(name, []).append(time.perf_counter() - start)
     speeds = {name: count / statistics.median(found[1:]) for name, found in seconds.items()}

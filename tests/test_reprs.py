@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import dat
 from dat.core.rng import Streams
 from dat.core.settings import Settings
 from dat.data import CropWindows, PseudoLabels, RawBatch, Splits
+from dat.distributed import Traffic
 from dat.train import StepReport
 
 LONGEST = 300
@@ -73,7 +75,7 @@ MADE: dict[str, Callable[[], object]] = {
     "Folded": lambda: dat.fold(network(), X),
     "Batch": lambda: dat.Batch.of(X, Y),
     "ImageData": data,
-    "Splits": lambda: Splits(data(), data(), data(), None),
+    "Splits": lambda: Splits(data(), data(), (0.1,), (0.2,)),
     "Stream": lambda: dat.Stream(iter([]), images=32, classes=10),
     "RawBatch": lambda: RawBatch(X, Y, Y, Y),
     "CropWindows": lambda: CropWindows(Y, Y, Y > 0),
@@ -88,9 +90,9 @@ MADE: dict[str, Callable[[], object]] = {
     "Exchange": lambda: dat.Exchange(linear(), dat.World.join()),
     "Trainer": trainer,
     "TrainingData": lambda: dat.TrainingData(labelled=data()),
-    "RunFolder": lambda: dat.RunFolder("run"),
+    "RunFolder": lambda: dat.RunFolder(Path("run")),
     "EpochRecord": record,
-    "StepReport": lambda: StepReport(1.0, 0.5, 0.1),
+    "StepReport": lambda: StepReport(1.0, 0.5, Traffic(1, 0.1, 0.1)),
 }
 
 

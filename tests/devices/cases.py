@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dat import data
-from dat.attacks import ATTACKS, Attack, attack_mode
+from dat.attacks import ATTACKS, Attack, attack_mode, on
 from dat.core import losses, precision
 from dat.core.rng import Streams, seeded
 from dat.core.smoothing import Smoothed
@@ -19,7 +19,7 @@ from dat.core.threat import ThreatModel
 from dat.distributed import QUANTIZERS, Quantizer, World
 from dat.distributed.wire_format import Slot, message_layout, spans
 from dat.distributed.world import SingleWorker
-from dat.evaluation.certification.sampler import Asked, NoiseSampler
+from dat.evaluation.certification.sampler import NoiseSampler, SampleRange
 from dat.kernels.quantize.codec import Codec
 from dat.models import MODELS, Resized, alike, build_model, fold, normalized
 from dat.objectives import OBJECTIVES, Batch, Objective
@@ -82,6 +82,12 @@ def attack(made: Attack, kind: str, norm: str, device: torch.device) -> Any:
     with attack_mode(model):
         goal = attacks.goal(kind, model, attacks.answers(model, x))
         return made(goal, x, ThreatModel(norm=norm, eps=0.1), streams(device))
+
+
+def attack_on_a_model(device: torch.device) -> Any:
+    x, y = image_batch(device)
+    atk = on(network(device), "pgd-3", eps=0.1, restarts=2)
+    return atk(x, y), atk(x, y)
 
 
 def objective(made: Objective, device: torch.device) -> Any:
@@ -199,7 +205,7 @@ def noise(dtype: str, device: torch.device) -> Any:
         precision=dtype,
         batch=64,
     )
-    return sampler.count("test", [Asked(0, 3, 70), Asked(2, 0, 32)]).to(device)
+    return sampler.count("test", [SampleRange(0, 3, 70), SampleRange(2, 0, 32)]).to(device)
 
 
 def quantizer(made: Quantizer, device: torch.device) -> Any:
@@ -234,6 +240,7 @@ def cases() -> Iterator[tuple[str, Case]]:
             made = attacks.cheap(kind())
             for goal in attacks.goals_of(made):
                 yield f"attack {name} {goal} {norm}", partial(attack, made, goal, norm)
+    yield "attack on a model", attack_on_a_model
     for name, to_minimise in OBJECTIVES.items():
         yield f"objective {name}", partial(objective, to_minimise())
     assert {type(settings) for settings in CONFIGS} == set(OPTIMIZERS.values())

@@ -93,7 +93,8 @@ class ValueAndGrad(NamedTuple):
     gradient: Tensor
     misclassified: Tensor
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 def value_and_grad(loss: Loss, x: Tensor, *, samples: int = 1) -> ValueAndGrad:

@@ -37,9 +37,8 @@ def _values(record: Any) -> Iterator[tuple[str, object]]:
 def _is_default(value: object, field: dataclasses.Field[Any]) -> bool:
     if field.default is not dataclasses.MISSING:
         return type(value) is type(field.default) and bool(value == field.default)
-    if dataclasses.is_dataclass(value) and field.default_factory is type(value):
-        return bool(value == field.default_factory())
-    return False
+    factory: object = field.default_factory
+    return type(value) is factory and bool(value == factory())
 
 
 def _short(value: object) -> str:

@@ -99,7 +99,8 @@ class CropWindows(NamedTuple):
     flipped: Tensor
     """Whether the crop is flipped horizontally."""
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     def apply(self, x: Tensor) -> Tensor:
         """Crop and flip, by the native kernel where it applies."""

@@ -31,7 +31,8 @@ class RawBatch(NamedTuple):
     weight: Tensor
     """Weight of each sample in the loss."""
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     @classmethod
     def cat(cls, batches: Sequence[RawBatch]) -> RawBatch:

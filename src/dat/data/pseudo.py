@@ -26,7 +26,8 @@ class PseudoLabels(NamedTuple):
     confidences: Tensor
     """The model's probability of the label."""
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     def save(self, path: Path, data: ImageData) -> None:
         """Write an .npz file that identifies the images it labels."""

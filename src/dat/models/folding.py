@@ -45,7 +45,8 @@ class Folded(NamedTuple):
     follow: Callable[[], None] = _no_update
     """Copies the current weights of the model."""
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 class Affine(nn.Module):

@@ -141,7 +141,8 @@ class Block(NamedTuple):
     modules: list[nn.Module]
     parameters: list[nn.Parameter]
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 def blocks(net: nn.Module) -> list[Block]:

@@ -120,7 +120,8 @@ class Outcome(NamedTuple):
     logits: Tensor
     """The logits of the adversarial examples."""
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 def clean_and_adversarial(model: Network, x: Tensor, x_adv: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,7 +52,8 @@ class EpochRecord(NamedTuple):
     skipped_steps: int | None = None
     """In float16, the number of steps that were skipped after an overflow."""
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 @dataclass

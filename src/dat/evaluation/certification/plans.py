@@ -12,7 +12,7 @@ import torch
 
 from dat.evaluation.certification.bounds import lower_bound, radius
 from dat.evaluation.certification.certificates import Certificate
-from dat.evaluation.certification.sampler import ABSTAIN, BLOCK, Asked, NoiseSampler
+from dat.evaluation.certification.sampler import ABSTAIN, BLOCK, NoiseSampler, SampleRange
 from dat.evaluation.certification.sequential import RadiusTests
 
 GROWTH = 1.15
@@ -33,8 +33,8 @@ class Fixed:
     def certify(self, sampler: NoiseSampler, rows: Sequence[int]) -> Iterator[list[Certificate]]:
         for row in rows:
             start = time.perf_counter()
-            selected = int(sampler.count("select", [Asked(row, 0, self.n0)])[0].argmax())
-            hits = int(sampler.count("estimate", [Asked(row, 0, self.n)])[0, selected])
+            selected = int(sampler.count("select", [SampleRange(row, 0, self.n0)])[0].argmax())
+            hits = int(sampler.count("estimate", [SampleRange(row, 0, self.n)])[0, selected])
             certified = float(radius(lower_bound(hits, self.n, self.alpha), sampler.sigma))
             predicted = selected if certified > 0 else ABSTAIN
             seconds = time.perf_counter() - start
@@ -67,7 +67,9 @@ class Adaptive:
         while len(active):
             start = time.perf_counter()
             stop = min(self.n, -(-int(max(drawn * GROWTH, drawn + 1)) // BLOCK) * BLOCK)
-            counts = sampler.count("estimate", [Asked(int(rows[i]), drawn, stop) for i in active])
+            counts = sampler.count(
+                "estimate", [SampleRange(int(rows[i]), drawn, stop) for i in active]
+            )
             hits[active] += counts.numpy()[np.arange(len(active)), labels[active]]
             drawn = stop
             samples = np.full(len(active), float(drawn))

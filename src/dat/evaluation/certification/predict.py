@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dat.data import ImageData
 from dat.evaluation.certification.certify import prepare
-from dat.evaluation.certification.sampler import ABSTAIN, Asked
+from dat.evaluation.certification.sampler import ABSTAIN, SampleRange
 from dat.evaluation.workers import world_of
 
 
@@ -29,7 +29,7 @@ def predict(
     sampler, _ = prepare(model, data, world, sigma=sigma, alpha=alpha, n=n, batch=batch, seed=seed)
     predictions = []
     for row in range(len(data)):
-        counts = sampler.count("predict", [Asked(row, 0, n)])[0]
+        counts = sampler.count("predict", [SampleRange(row, 0, n)])[0]
         (first, second), classes = (values.tolist() for values in counts.topk(2))
         tie = first == 0 or binomtest(first, first + second, 0.5).pvalue > alpha
         predictions.append(ABSTAIN if tie else classes[0])

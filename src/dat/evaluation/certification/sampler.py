@@ -29,7 +29,7 @@ WORSE = 0.9
 """The search for the fastest batch size ends below this share of the best speed."""
 
 
-class Asked(NamedTuple):
+class SampleRange(NamedTuple):
     """Samples `start` to `stop` of one image."""
 
     row: int
@@ -74,7 +74,7 @@ class NoiseSampler:
         """Samples per batch."""
         return self._blocks * BLOCK
 
-    def count(self, purpose: str, requests: Sequence[Asked]) -> Tensor:
+    def count(self, purpose: str, requests: Sequence[SampleRange]) -> Tensor:
         """How often each class is predicted, one row per request."""
         counts = torch.zeros(len(requests) * self.classes, dtype=torch.int64, device=self.device)
         rows = torch.tensor([request.row for request in requests])
@@ -131,18 +131,18 @@ class NoiseSampler:
         seconds = []
         for _ in range(3):
             start = time.perf_counter()
-            self.count("trial", [Asked(0, 0, self.batch)])
+            self.count("trial", [SampleRange(0, 0, self.batch)])
             seconds.append(time.perf_counter() - start)
         return self.batch / min(seconds[1:])
 
 
-def _batches(requests: Sequence[Asked], size: int) -> Iterator[list[_Block]]:
+def _batches(requests: Sequence[SampleRange], size: int) -> Iterator[list[_Block]]:
     blocks = list(_blocks(requests))
     for first in range(0, len(blocks), size):
         yield blocks[first : first + size]
 
 
-def _blocks(requests: Sequence[Asked]) -> Iterator[_Block]:
+def _blocks(requests: Sequence[SampleRange]) -> Iterator[_Block]:
     for position, (row, start, stop) in enumerate(requests):
         for number in range(start // BLOCK, -(-stop // BLOCK)):
             first = number * BLOCK
