@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dat.core.rng import Streams
 from dat.core.settings import SettingError
-from dat.core.threat import ThreatModel
+from dat.core.threat import ThreatModel, show_radius
 
 both_norms = pytest.mark.parametrize("norm", ["linf", "l2"])
 radii = st.floats(0, 2) | st.sampled_from([0.0, 1 / 255, 8 / 255, 100.0])
@@ -445,3 +445,30 @@ def test_impossible_threats_are_refused(settings_: dict[str, object], message: s
 def test_an_infinite_eps_is_refused(norm: str) -> None:
     with pytest.raises(SettingError):
         ThreatModel(norm=norm, eps=math.inf)
+
+
+@pytest.mark.parametrize(
+    ("eps", "shown"),
+    [
+        (8 / 255, "8/255"),
+        (0.5 / 255, "0.5/255"),
+        (128 / 255, "128/255"),
+        (16 / 255 + 1e-9, "16/255"),
+        (8.3 / 255, "0.032549"),
+        (0.2, "0.2"),
+        (0.5, "0.5"),
+        (1.0, "1"),
+        (0.0, "0"),
+        (300.0, "300"),
+    ],
+)
+def test_radii_are_shown_in_gray_levels_unless_they_are_short_decimals(
+    eps: float, shown: str
+) -> None:
+    assert show_radius(eps) == shown
+    assert ThreatModel(norm="l2", eps=shown).eps == pytest.approx(eps, abs=1e-6)  # type: ignore[arg-type]
+
+
+def test_the_settings_show_the_radius_as_typed() -> None:
+    shown = {row.path: row.value for row in ThreatModel(eps=8 / 255).rows()}
+    assert shown == {"norm": "linf", "eps": "8/255"}
