@@ -207,12 +207,11 @@ def test_names_are_found_regardless_of_case_and_punctuation(word: str, match: st
     )
 
 
-def test_other_errors_are_not_collected() -> None:
+def test_mistakes_are_collected_and_refused_together() -> None:
     found = Mistakes()
     found.refuse()
-    with pytest.raises(TypeError), found.collected():
-        raise TypeError
-    with found.collected():
-        raise SettingError("one", "two")
-    with pytest.raises(SettingError, match="digits: 2 mistakes\n  one\n  two"):
+    for names in (("one",), ("two", "three")):
+        with found.collected():
+            raise SettingError(*names)
+    with pytest.raises(SettingError, match="digits: 3 mistakes\n  one\n  two\n  three"):
         found.refuse("digits")

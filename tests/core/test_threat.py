@@ -454,10 +454,27 @@ def test_an_infinite_eps_is_refused(norm: str) -> None:
 @pytest.mark.parametrize(
     ("eps", "shown"),
     [
-        *((8 / 255, "8/255"), (0.5 / 255, "0.5/255"), (4.5 / 255, "4.5/255"), (0.0314, "0.0314")),
-        *((0.2, "0.2"), (0.5, "0.5"), (0.0, "0"), (1.0, "1"), (1 / 3, "85/255"), (0.031, "0.031")),
-        (0.3 / 255, "0.00117647"),
+        (8 / 255, "8/255"),
+        (0.5 / 255, "0.5/255"),
+        (128 / 255, "128/255"),
+        (16 / 255 + 1e-9, "16/255"),
+        (8.3 / 255, "0.032549"),
+        (0.2, "0.2"),
+        (0.5, "0.5"),
+        (1.0, "1"),
+        (0.0, "0"),
+        (300.0, "300"),
+        (0.031, "0.031"),
+        (1 / 3, "85/255"),
     ],
 )
-def test_a_radius_is_shown_as_people_write_it(eps: float, shown: str) -> None:
+def test_radii_are_shown_in_gray_levels_unless_they_are_short_decimals(
+    eps: float, shown: str
+) -> None:
     assert show_radius(eps) == shown
+    assert ThreatModel(norm="l2", eps=shown).eps == pytest.approx(eps, abs=1e-6)  # type: ignore[arg-type]
+
+
+def test_the_settings_show_the_radius_as_typed() -> None:
+    shown = {row.path: row.value for row in ThreatModel(eps=8 / 255).rows()}
+    assert shown == {"norm": "linf", "eps": "8/255"}

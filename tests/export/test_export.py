@@ -355,7 +355,10 @@ def test_a_missing_package_is_named_with_its_extra(
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        ({"network": {"model": {"name": "cnm"}, "finetune": {}}}, "model.name = 'cnm': must be"),
+        (
+            {"network": {"model": {"name": "cnm"}, "finetune": {}}},
+            "model.name = 'cnm': unknown: did you mean cnn",
+        ),
         ({"network": {}}, "'model'"),
         ({"shape": [1, 8]}, "not enough values"),
         ({"classes": "many"}, "not written by dat export"),

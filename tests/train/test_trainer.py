@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from dat.attacks import FGSM, PGD, Attack, NoAttack
+from dat.core.settings import SettingError
 from dat.core.threat import ThreatModel
 from dat.data import ImageData, load, split_holdout
 from dat.distributed import World
@@ -256,3 +257,10 @@ def test_standard_training_collapses_and_dat_does_not(world: World) -> None:
         robust = accuracy(attack, "ra")
         assert robust.ta > 90
         assert robust.ra > standard.ra + 15
+
+
+def test_all_conflicting_settings_are_reported_at_once(world: World) -> None:
+    with pytest.raises(SettingError) as error:
+        made(world, resize=(6,), resize_until=(9,), eps_warmup=5)
+    assert len(error.value.mistakes) == 2
+    assert str(error.value).startswith("2 mistakes\n  ")

@@ -83,12 +83,7 @@ class Trainer:
             raise ValueError("epochs must be at least 1")
         self.images = data = TrainingData.of(self.data)
         """The training data."""
-        mistakes = Mistakes()
-        sharding, options = self.exchange.sharding, self.options.each()
-        for part in (self.exchange, self.compute, *options, sharding):
-            with mistakes.collected():
-                part.check(self)
-        mistakes.refuse()
+        self._check_settings()
         self._check_labels(data)
         if not self.sharded:  # sharding moves one block at a time to the device
             self.model.to(self.world.device)
@@ -111,6 +106,14 @@ class Trainer:
         """Training time of epochs that were undone."""
         self._timer = StepTimer(self.world.device)
         self._unsharded: dict[str, nn.Module] = {}
+
+    def _check_settings(self) -> None:
+        mistakes, options = Mistakes(), self.options.each()
+        checks = [self.exchange.check, self.compute.check, *(option.check for option in options)]
+        for check in (*checks, self.exchange.sharding.check):
+            with mistakes.collected():
+                check(self)
+        mistakes.refuse()
 
     def _check_labels(self, data: TrainingData) -> None:
         if data.unlabelled is None or data.unlabelled.has_labels:
