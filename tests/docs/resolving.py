@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dat.attacks.suites import split_attack, suite
+from dat.cli.config import selected
 from dat.cli.parser import parse
 from dat.config.recipes import read
 from dat.config.schema import parse_edits
@@ -48,6 +49,12 @@ def _recipe(arguments: argparse.Namespace, words: list[str]) -> None:
 def settle(recipe: str, settings: list[str]) -> None:
     """A file of the reader's is taken to say nothing of its own."""
     read("digits" if recipe.endswith(".yaml") else recipe, parse_edits(settings))
+
+
+def _config(arguments: argparse.Namespace, words: list[str]) -> None:
+    edits = [word for word in arguments.settings if "=" in word]
+    config = read(arguments.recipe, parse_edits(edits))
+    assert selected(config, [word for word in arguments.settings if "=" not in word])
 
 
 def _finetune(arguments: argparse.Namespace, words: list[str]) -> None:
@@ -105,8 +112,9 @@ def _nothing(arguments: argparse.Namespace, words: list[str]) -> None:
 
 
 CHECKS: dict[str, Callable[[argparse.Namespace, list[str]], None]] = {
-    **dict.fromkeys(("train", "config", "profile", "selftrain", "launch"), _recipe),
+    **dict.fromkeys(("train", "profile", "selftrain", "launch"), _recipe),
     **dict.fromkeys(("evaluate", "sweep", "certify", "label"), _measured),
+    "config": _config,
     "finetune": _finetune,
     "reproduce": _study,
     "data": _data,

@@ -103,6 +103,6 @@ def test_labelling_with_a_run(
     assert summary["images"] == 1437 == sum(summary["classes"])
     assert summary["file"] == "run/pseudo.npz"
     code, _, err = call(capsys, "label", "run")
-    assert code == 2 and "--unlabelled: required" in err
+    assert code == 2 and "--unlabelled is required" in err
     code, _, err = call(capsys, "selftrain", "digits")
     assert code == 2 and "data.unlabelled: specify the images to label" in err

@@ -1,4 +1,4 @@
-"""The groups of a run's settings that are no components: data, model, training, evaluation, ..."""
+"""The groups of settings other than components: data, model, training, evaluation, ..."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DataConfig(Settings):
 
     name: str = setting(
         "digits",
-        "a built-in or downloaded data set (dat data list), an .npz or .parquet file, a folder of "
+        "a built-in or downloaded dataset (dat data list), an .npz or .parquet file, a folder of "
         "images, of arrays or of parts (dat data shard), or package.module:function",
         or_import=True,
     )
@@ -71,7 +71,7 @@ class DataConfig(Settings):
     unlabelled: str | None = setting(
         None,
         "additional images without labels: rest (those whose labels data.labels drops), a folder "
-        "of images, an .npy or .npz file, or a data set whose labels are ignored",
+        "of images, an .npy or .npz file, or a dataset whose labels are ignored",
         or_import=True,
     )
     pseudo_labels: str | None = setting(
@@ -163,7 +163,7 @@ class ModelConfig(Settings):
 
     name: str = setting(
         "cnn",
-        "the network architecture; also of timm, torchvision and Hugging Face transformers",
+        "network architecture; also any of timm, torchvision or Hugging Face transformers",
         choices=tuple(MODELS),
         patterns=NAME_PATTERNS,
         or_import=True,
@@ -212,7 +212,7 @@ class FinetuneConfig(Settings):
     )
     channels: int | None = setting(
         None,
-        "image channels of the pre-trained network, which gray images are repeated to; none: read "
+        "image channels of the pre-trained network; gray images are repeated to match; none: read "
         "from its weights",
         ge=1,
     )

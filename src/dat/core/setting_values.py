@@ -242,7 +242,8 @@ def _number(value: object) -> float:
 def type_name(hint: Any) -> str:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(type_name(arg) for arg in args)
+        joined = " or ".join(type_name(arg) for arg in args)
+        return joined.replace("true or false or", "true, false or")
     if origin is tuple:
         count = "a list of" if args[-1] is Ellipsis else str(len(args))
         return f"{count} {type_name(args[0])}s"
