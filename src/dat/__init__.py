@@ -49,10 +49,12 @@ if TYPE_CHECKING:
         Assessment,
         AutoAttacked,
         Curve,
+        Verification,
         assess,
         autoattack,
         evaluate,
         sweep,
+        verify,
     )
     from dat.evaluation.certification import Certified, certify, predict
     from dat.export import export_run, load
@@ -108,7 +110,10 @@ else:
         ),
         config="RunConfig",
         data="ImageData Stream image_data",
-        evaluation="Accuracy Assessment AutoAttacked Curve assess autoattack evaluate sweep",
+        evaluation=(
+            "Accuracy Assessment AutoAttacked Curve Verification assess autoattack evaluate sweep "
+            "verify"
+        ),
         export="export_run load",
         models="Normalize Resized build_model fold freeze normalized rate_factors replace_head",
         objectives="Adversarial Batch Objective Smooth Stability",
@@ -188,6 +193,7 @@ __all__ = [
     "ThreatModel",
     "Trainer",
     "TrainingData",
+    "Verification",
     "WholeVector",
     "World",
     "assess",
@@ -209,4 +215,5 @@ __all__ = [
     "save_weights",
     "scale_rates",
     "sweep",
+    "verify",
 ]

@@ -21,8 +21,9 @@ from dat.core.threat import ThreatModel
 from dat.data import Data, image_data
 from dat.distributed import World
 from dat.evaluation import checks
+from dat.evaluation.bundle import check_path, make_bundle
 from dat.evaluation.progress_file import SuiteProgress, fingerprint
-from dat.evaluation.runner import Progress, Runner, SuiteResult, silent
+from dat.evaluation.runner import FIXED_BATCH, Progress, Runner, SuiteResult, silent
 from dat.evaluation.workers import world_of
 from dat.models import Folded, adapted, computes_in_half, fold
 
@@ -70,12 +71,15 @@ def assess(
     folder: Path | None = None,
     keep: bool = False,
     check: bool = True,
+    bundle: Path | str | None = None,
     progress: Progress = silent,
 ) -> Assessment:
     """What `dat.evaluate` does with a list of attacks."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision = {precision!r}: must be one of {', '.join(PRECISIONS)}")
     data, world = image_data(data), world_of(model) if world is None else world
+    if bundle is not None:
+        world.run_or_fail_together(lambda: check_path(Path(bundle)))
     x, y = data.batch(torch.arange(min(len(data), checks.PROBED)), world.device)
     original, model = model, adapted(model, x)
     with attack_mode(model), seeded(world.device, seed, "answers"), torch.no_grad():
@@ -96,10 +100,11 @@ def assess(
         data=data,
         threat=threat,
         world=world,
-        batch=batch,
+        batch=batch if bundle is None else min(batch, FIXED_BATCH),
+        fixed_batches=bundle is not None,
         seed=seed,
         precision=precision,
-        keep=keep,
+        keep=keep or bundle is not None,
         progress=progress,
     )
     warnings = [*logit_warnings, *_masking_signs(runner, x, y)] if check else []
@@ -118,7 +123,24 @@ def assess(
             progress_file.conclude(result.broken(), _figures(correct, result.robust))
         if check:
             warnings += checks.check_square(result)
-    return Assessment(correct, results, tuple(warnings), folded.note)
+    assessment = Assessment(correct, results, tuple(warnings), folded.note)
+    if bundle is not None:
+        world.run_or_fail_together(
+            lambda: _write_bundle(Path(bundle), runner, original, assessment, suites)
+        )
+    return assessment
+
+
+def _write_bundle(
+    path: Path,
+    runner: Runner,
+    model: nn.Module,
+    assessment: Assessment,
+    suites: Sequence[Suite],
+) -> None:
+    """The first worker writes the evidence of the results, which all workers have."""
+    if runner.world.first:
+        make_bundle(runner, model, assessment, suites).write(path)
 
 
 def _fold(model: nn.Module, suites: Sequence[Suite], x: Tensor, y: Tensor, images: int) -> Folded:
@@ -172,6 +194,8 @@ def _progress_file(
         "precision": runner.precision,
         "examples": runner.keep,
     } | subject
+    if runner.fixed_batches:
+        about["batch"] = runner.batch
     key = hashlib.blake2b(json.dumps(about).encode(), digest_size=4).hexdigest()
     progress_file = SuiteProgress(folder / f"{attack_suite.name}-{key}", about)
     progress_file.open_shared(runner.world)

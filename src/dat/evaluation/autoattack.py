@@ -63,6 +63,7 @@ def autoattack(
     batch: int = 256,
     seed: int = 0,
     folder: Path | str | None = None,
+    bundle: Path | str | None = None,
     world: World | None = None,
     progress: Progress = silent,
 ) -> AutoAttacked:
@@ -70,7 +71,8 @@ def autoattack(
     logits.
 
     `standard` is APGD-CE, targeted APGD-DLR, targeted FAB and Square; `rand` is for randomized
-    models. With a `folder`, an interrupted call can be resumed. Under torchrun all workers call
+    models. With a `folder`, an interrupted call can be resumed; `bundle` is a file for the evidence
+    that `dat.verify` checks. Under torchrun all workers call
     this with the same arguments, share the work, and get the same result.
     """
     if batch < 1:
@@ -94,6 +96,7 @@ def autoattack(
         seed=seed,
         folder=None if folder is None else Path(folder),
         keep=True,
+        bundle=bundle,
         progress=progress,
     )
     result = evaluation.suites[name]
