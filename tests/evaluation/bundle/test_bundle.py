@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import re
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +17,14 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from dat.attacks import FGSM, PGD, suites
 from dat.core.threat import ThreatModel
 from dat.data import ImageData, class_balanced_subset
 from dat.distributed import World
 from dat.evaluation import Assessment, Bundle, assess, autoattack, evaluate, verify
 from dat.evaluation.bundle import coding, container, write_submission
 from dat.evaluation.bundle.bundle import broken_rows, weights_sha256
+from dat.evaluation.bundle.robustbench import _fraction
 from tests.evaluation.cases import CPU, THREAT, everything
 
 Written = tuple[Path, Assessment]
@@ -76,8 +81,6 @@ def test_a_subset_of_the_test_set_is_verified(
 def test_autoattack_writes_a_bundle(
     model: nn.Module, small_data: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dat.attacks import FGSM, PGD, suites
-
     quick = {"fgsm": FGSM(), "pgd": PGD(steps=2)}
     monkeypatch.setitem(suites.SUITES, "autoattack", lambda classes: quick)
     x, y = everything(small_data)
@@ -147,8 +150,6 @@ def with_examples(
     bundle: Bundle, data: ImageData, change: Callable[[Tensor, Tensor], Tensor], out: Path
 ) -> Path:
     """The bundle with other examples in its first suite, and the digest of these."""
-    import hashlib
-
     digest, pairs = hashlib.sha256(), []
     for rows, x_adv in bundle.examples(0, data):
         x, _ = data.batch(rows, CPU)
@@ -199,7 +200,7 @@ def test_wrong_examples_are_found(
     result = verify(with_examples(bundle, small_data, change, tmp_path), model, small_data)
     assert result.failed == (name,)
     (failed,) = (check.detail for check in result.checks if not check.passed)
-    assert pytest.importorskip("re").search(message, failed)
+    assert re.search(message, failed)
 
 
 def other_ta(claim: Any, tensors: Tensors) -> None:
@@ -335,14 +336,18 @@ def test_every_flipped_byte_is_found(written: Written, tmp_path: Path) -> None:
 def test_truncated_files_are_found(kept: int, written: Written, tmp_path: Path) -> None:
     path = tmp_path / "short"
     path.write_bytes(written[0].read_bytes()[:kept])
-    with pytest.raises(ValueError, match="short: (damaged|not an evidence bundle)"):
+    with pytest.raises(ValueError, match=r"short: (damaged|not an evidence bundle)"):
         Bundle.read(path)
 
 
 def sealed(data: bytes) -> bytes:
-    import hashlib
-
     return data + hashlib.sha256(data).digest()
+
+
+def with_claim(text: bytes) -> bytes:
+    """The bytes of a file before its digest."""
+    digest = torch.zeros(32, dtype=torch.uint8)
+    return save({"claim": container.as_tensor(text), "sha256": digest})[:-32]
 
 
 HEADER = json.dumps(
@@ -353,17 +358,18 @@ HOSTILE = {
     "no safetensors": sealed(b"PK\3\4 a zip of something else" * 9),
     "huge header": sealed((2**62).to_bytes(8, "little") + b"{}"),
     "huge tensor": sealed(len(HEADER).to_bytes(8, "little") + HEADER),
-    "no claim": save({"sha256": torch.zeros(32, dtype=torch.uint8)})[:-32],
-    "deep claim": container.pack({}, {})[:-32].replace(b"{}", b"[["),
+    "no claim": sealed(save({"sha256": torch.zeros(32, dtype=torch.uint8)})[:-32]),
+    "no object": sealed(with_claim(b"[1]")),
+    "deep claim": sealed(with_claim(b"[" * 100_000)),
+    "not text": sealed(with_claim(b"\xff\xfe")),
 }
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_files_are_one_line(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "hostile"
-    data = HOSTILE[kind]
-    path.write_bytes(sealed(data) if kind in ("no claim", "deep claim") else data)
-    with pytest.raises(ValueError, match="hostile: .*not an? (valid )?evidence bundle") as raised:
+    path.write_bytes(HOSTILE[kind])
+    with pytest.raises(ValueError, match=r"hostile: .*not an? (valid )?evidence bundle") as raised:
         Bundle.read(path)
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
 
@@ -430,8 +436,6 @@ def test_nothing_of_the_claimed_size_is_allocated(
 
 
 def bomb(claim: Any, tensors: Tensors) -> None:
-    import zlib
-
     tensors["coded.0"] = container.as_tensor(zlib.compress(bytes(2**24), 9))
 
 
@@ -480,8 +484,6 @@ def test_a_submission_to_robustbench(
     ("eps", "written_as"), [(8 / 255, "8/255"), (0.3, "0.3"), (0.5, "0.5"), (4 / 255, "4/255")]
 )
 def test_eps_is_written_as_robustbench_does(eps: float, written_as: str) -> None:
-    from dat.evaluation.bundle.robustbench import _fraction
-
     assert _fraction(eps) == written_as
 
 

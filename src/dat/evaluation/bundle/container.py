@@ -37,7 +37,7 @@ def pack(claim: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
     text = json.dumps(claim, indent=1, sort_keys=True).encode()
     placed = {**tensors, CLAIM: as_tensor(text), DIGEST: as_tensor(PLACEHOLDER)}
     data = save(placed)
-    assert max(tensors) < DIGEST and data.endswith(PLACEHOLDER)
+    assert data.endswith(PLACEHOLDER)
     data = data[:-DIGEST_BYTES]
     return data + hashlib.sha256(data).digest()
 
