@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from dat.cli.arguments import (
     Commands,
@@ -25,6 +26,7 @@ def add(commands: Commands) -> None:
         "  dat evaluate runs/digits --attacks pgd-100x5,cw-100 threat.eps=0.1\n"
         "  dat evaluate --model mynets.small:Net --weights net.pt --data images.npz \\\n"
         "      --attacks autoattack threat.eps=8/255\n"
+        "  dat evaluate runs/digits --attacks autoattack --bundle digits.bundle\n"
         "To resume an interrupted evaluation, run the same command again.",
     )
     evaluate.add_argument(
@@ -53,6 +55,13 @@ def add(commands: Commands) -> None:
         "--examples", action="store_true", help="also save the adversarial examples"
     )
     evaluate.add_argument(
+        "--bundle",
+        type=Path,
+        metavar="FILE",
+        help="write the evidence for the result, which dat verify checks: the images' hashes, "
+        "which attack broke which image, the adversarial examples, the weights' hash",
+    )
+    evaluate.add_argument(
         "--no-checks", action="store_true", help="skip the checks for gradient masking"
     )
     quiet_argument(evaluate)
@@ -77,6 +86,7 @@ def _evaluate(arguments: argparse.Namespace, argv: list[str]) -> int:
         folder,
         check=not arguments.no_checks,
         keep=arguments.examples,
+        bundle=arguments.bundle,
         quiet=arguments.quiet,
     )
     if result is not None:

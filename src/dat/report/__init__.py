@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dat.report.progress import Progress, counting, progress_bar
     from dat.report.sets import bytes_bar, image_grid, save_picture, show_data, show_parts
     from dat.report.tables import print_json, print_table, runs_table
+    from dat.report.verification import show_verification
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -27,6 +28,7 @@ else:
         progress="Progress counting progress_bar",
         sets="bytes_bar image_grid save_picture show_data show_parts",
         tables="print_json print_table runs_table",
+        verification="show_verification",
     )
 
 __all__ = [
@@ -50,5 +52,6 @@ __all__ = [
     "show_parts",
     "show_profile",
     "show_sweep",
+    "show_verification",
     "warn",
 ]

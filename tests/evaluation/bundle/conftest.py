@@ -18,8 +18,7 @@ def written(
 ) -> tuple[Path, Assessment]:
     """A bundle of two suites, and the evaluation that it is the evidence of."""
     path = tmp_path_factory.mktemp("bundle") / "evidence.dat"
-    suites = [short(), "pgd-2"]
-    result = assess(model, small_data, suites, threat=THREAT, check=False, bundle=path)
+    result = assess(model, small_data, [short(), "pgd-2"], threat=THREAT, check=False, bundle=path)
     return path, result
 
 

@@ -481,7 +481,7 @@ def test_a_submission_to_robustbench(
 
 
 @pytest.mark.parametrize(
-    ("eps", "written_as"), [(8 / 255, "8/255"), (0.3, "0.3"), (0.5, "0.5"), (4 / 255, "4/255")]
+    ("eps", "written_as"), [(8 / 255, "8/255"), (0.3, "0.3"), (0.2, "0.2"), (4 / 255, "4/255")]
 )
 def test_eps_is_written_as_robustbench_does(eps: float, written_as: str) -> None:
     assert _fraction(eps) == written_as

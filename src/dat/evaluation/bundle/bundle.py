@@ -43,7 +43,7 @@ class Bundle:
     coded: tuple[Tensor, ...]
     """For each suite, the compressed adversarial examples of the broken images."""
     digest: str = ""
-    """The SHA-256 that the file ends with."""
+    """SHA-256 of the file, as sha256sum prints it."""
 
     def write(self, path: Path) -> None:
         tensors = {
@@ -96,6 +96,17 @@ class Bundle:
             if not -1 <= int(broken_by.min()) <= int(broken_by.max()) <= len(suite.attacks):
                 raise ValueError(f"{suite.name}: images broken by an attack that it does not have")
         return bundle
+
+    def images_of(self, data: ImageData) -> ImageData:
+        """The images of the bundle, from a dataset that contains them."""
+        numbers = data.number(torch.arange(len(data)))
+        rows = torch.searchsorted(numbers, self.indices).clamp_max(len(data) - 1)
+        missing = int((numbers[rows] != self.indices).sum())
+        if missing:
+            raise ValueError(
+                f"{missing} of {len(rows)} are not in the dataset, which has {len(data)}"
+            )
+        return data.take(rows)
 
     def examples(self, number: int, data: ImageData) -> Iterator[tuple[Tensor, Tensor]]:
         """The adversarial examples of a suite, chunk by chunk: rows of `data`, which has the
@@ -152,7 +163,7 @@ def make_bundle(
     return Bundle(
         claim,
         indices=data.number(torch.arange(len(data))),
-        images=image_digests(data, torch.arange(len(data))),
+        images=image_digests(data),
         correct=correct,
         broken_by=tuple(result.broken_by for _, result in results),
         coded=tuple(container.as_tensor(data) for data, _ in coded),
@@ -168,14 +179,14 @@ def broken_rows(broken_by: Tensor) -> Tensor:
     return (broken_by > 0).nonzero().squeeze(1)
 
 
-def image_digests(data: ImageData, rows: Tensor) -> Tensor:
+def image_digests(data: ImageData) -> Tensor:
     """SHA-256 of each image, as float32 in [0, 1], followed by its label, as int64."""
     digests = bytearray()
-    for some in rows.split(HASHED):
-        images, labels = data.batch(some, CPU)
+    for rows in torch.arange(len(data)).split(HASHED):
+        images, labels = data.batch(rows, CPU)
         for image, label in zip(images.float().numpy(), labels.numpy(), strict=True):
             digests += hashlib.sha256(image.tobytes() + label.tobytes()).digest()
-    return container.as_tensor(bytes(digests)).reshape(len(rows), container.DIGEST_BYTES)
+    return container.as_tensor(bytes(digests)).reshape(len(data), container.DIGEST_BYTES)
 
 
 def weights_sha256(model: nn.Module) -> str:

@@ -85,7 +85,8 @@ def _pack(codes: Array) -> bytes:
     padded = np.zeros(-(-len(codes) // 4) * 4, np.uint8)
     padded[: len(codes)] = codes
     quarters = padded.reshape(-1, 4) << np.array([0, 2, 4, 6], np.uint8)
-    return np.bitwise_or.reduce(quarters, axis=1).tobytes()
+    packed: Array = np.bitwise_or.reduce(quarters, axis=1)
+    return packed.tobytes()
 
 
 def _unpack(packed: bytes, count: int) -> Array:

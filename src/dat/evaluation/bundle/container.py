@@ -29,7 +29,7 @@ class Contents(NamedTuple):
     claim: dict[str, Any]
     tensors: dict[str, Tensor]
     digest: str
-    """The SHA-256 that the file ends with."""
+    """SHA-256 of the file, as sha256sum prints it."""
 
 
 def pack(claim: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
@@ -69,7 +69,7 @@ def read(path: Path) -> Contents:
         raise ValueError(f"{path}: not an evidence bundle ({_first_line(error)})") from None
     if not isinstance(claim, dict):
         raise ValueError(f"{path}: not an evidence bundle (the claim is no JSON object)")
-    return Contents(claim, tensors, digest.hex())
+    return Contents(claim, tensors, hashlib.sha256(data).hexdigest())
 
 
 def as_tensor(data: bytes) -> Tensor:

@@ -68,8 +68,9 @@ def _claim(bundle: Bundle, dataset: str) -> dict[str, Any]:
 
 
 def _fraction(eps: float) -> str:
-    """8/255 rather than 0.03137."""
+    """8/255 rather than 0.03137, but 0.3."""
     fraction = Fraction(eps).limit_denominator(LARGEST_DENOMINATOR)
-    if abs(float(fraction) - eps) > 1e-9 or 255 % fraction.denominator:
+    short = float(f"{eps:.3g}") == eps
+    if short or abs(float(fraction) - eps) > 1e-9 or 255 % fraction.denominator:
         return f"{eps:g}"
     return f"{fraction * 255}/255"

@@ -127,19 +127,17 @@ def _check_images(bundle: Bundle, data: ImageData) -> tuple[ImageData | None, Ch
     if data.shape != bundle.claim.shape:
         detail = f"of shape {bundle.claim.shape}, but those of the dataset are {data.shape}"
         return None, Check(name, False, detail)
-    numbers = data.number(torch.arange(len(data)))
-    rows = torch.searchsorted(numbers, bundle.indices).clamp_max(len(data) - 1)
-    missing = numbers[rows] != bundle.indices
-    if missing.any():
-        detail = f"{int(missing.sum())} of {n} are not in the dataset, which has {len(data)}"
-        return None, Check(name, False, detail)
-    differs = (image_digests(data, rows) != bundle.images).any(1)
+    try:
+        subset = bundle.images_of(data)
+    except ValueError as error:
+        return None, Check(name, False, str(error))
+    differs = (image_digests(subset) != bundle.images).any(1)
     if differs.any():
         first = int(bundle.indices[differs][0])
         detail = f"{int(differs.sum())} of {n} images or labels differ, first that of image {first}"
         return None, Check(name, False, detail)
     detail = f"{n:,} of the dataset's {len(data):,}, with the same pixels and labels"
-    return data.take(rows), Check(name, True, detail)
+    return subset, Check(name, True, detail)
 
 
 def _check_model(bundle: Bundle, model: nn.Module) -> Check:
