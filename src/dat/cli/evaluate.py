@@ -91,4 +91,14 @@ def _evaluate(arguments: argparse.Namespace, argv: list[str]) -> int:
     )
     if result is not None:
         show_evaluation(result, as_json=arguments.json)
+        if arguments.bundle and not arguments.json:
+            print(f"\nEvidence: {arguments.bundle}. {_hint(arguments)}")
     return 0
+
+
+def _hint(arguments: argparse.Namespace) -> str:
+    """How to check the bundle."""
+    words = ["dat verify", arguments.bundle, "--model", arguments.model or arguments.runs[0]]
+    words += ["--weights", arguments.weights] if arguments.weights else []
+    words += ["--data", arguments.data] if arguments.data else []
+    return f"To check it: {' '.join(map(str, words))}"
