@@ -60,6 +60,8 @@ def add(commands: Commands) -> None:
 
 
 def _verify(arguments: argparse.Namespace, argv: list[str]) -> int:
+    if not arguments.bundle.is_file():
+        raise ValueError(f"{arguments.bundle}: no such bundle")
     subject, config = _subject(arguments)
     from dat.jobs.verify import verify_bundle
     from dat.report import show_verification

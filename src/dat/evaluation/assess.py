@@ -123,24 +123,12 @@ def assess(
             progress_file.conclude(result.broken(), _figures(correct, result.robust))
         if check:
             warnings += checks.check_square(result)
-    assessment = Assessment(correct, results, tuple(warnings), folded.note)
-    if bundle is not None:
+    if bundle is not None:  # all workers have the results; the first one writes
+        evidence = (runner, original, correct, suites, results)
         world.run_or_fail_together(
-            lambda: _write_bundle(Path(bundle), runner, original, assessment, suites)
+            lambda: make_bundle(*evidence).write(Path(bundle)) if world.first else None
         )
-    return assessment
-
-
-def _write_bundle(
-    path: Path,
-    runner: Runner,
-    model: nn.Module,
-    assessment: Assessment,
-    suites: Sequence[Suite],
-) -> None:
-    """The first worker writes the evidence of the results, which all workers have."""
-    if runner.world.first:
-        make_bundle(runner, model, assessment, suites).write(path)
+    return Assessment(correct, results, tuple(warnings), folded.note)
 
 
 def _fold(model: nn.Module, suites: Sequence[Suite], x: Tensor, y: Tensor, images: int) -> Folded:

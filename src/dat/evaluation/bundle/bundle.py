@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dat import __version__
 from dat.attacks.suites import Suite
 from dat.data import ImageData
 from dat.evaluation.bundle import coding, container
 from dat.evaluation.bundle.claim import Claim, SuiteClaim
 from dat.evaluation.runner import Runner, SuiteResult
-
-if TYPE_CHECKING:
-    from dat.evaluation.assess import Assessment
 
 CPU = torch.device("cpu")
 HASHED = 512
@@ -126,12 +122,16 @@ def check_path(path: Path) -> None:
 
 
 def make_bundle(
-    runner: Runner, model: nn.Module, assessment: Assessment, suites: Sequence[Suite]
+    runner: Runner,
+    model: nn.Module,
+    correct: Tensor,
+    suites: Sequence[Suite],
+    by_name: Mapping[str, SuiteResult],
 ) -> Bundle:
-    """The evidence of an evaluation whose adversarial examples were kept."""
-    data, correct = runner.data, assessment.right
-    by_name = {suite.name: suite for suite in suites if suite.rounds}
-    results = [(suite, assessment.suites[name]) for name, suite in by_name.items()]
+    """The evidence of an evaluation whose adversarial examples were kept: which images are
+    classified correctly without an attack, and the result of each suite."""
+    data, attacked = runner.data, {suite.name: suite for suite in suites if suite.rounds}
+    results = [(suite, by_name[name]) for name, suite in attacked.items()]
     coded = [_encode(result, data, runner.threat.eps) for _, result in results]
     claim = Claim(
         images=len(data),
@@ -154,11 +154,7 @@ def make_bundle(
             )
             for (suite, result), (_, digest) in zip(results, coded, strict=True)
         ),
-        versions={
-            "dat": __version__,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-        },
+        versions=_versions(),
     )
     return Bundle(
         claim,
@@ -199,6 +195,13 @@ def weights_sha256(model: nn.Module) -> str:
             raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             weights.update(raw.numpy().tobytes())
     return weights.hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    from dat import __version__
+
+    torch_version = str(torch.__version__)
+    return {"dat": __version__, "torch": torch_version, "python": platform.python_version()}
 
 
 def _pixels(data: ImageData) -> int:
