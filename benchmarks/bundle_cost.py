@@ -20,7 +20,7 @@ from runs import save, table
 from torch import nn
 
 import dat
-from dat import ThreatModel
+from dat.core.threat import ThreatModel
 
 CASES = {
     "fgsm, linf 8/255": ("fgsm", ThreatModel(eps=8 / 255)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -199,9 +198,10 @@ def weights_sha256(model: nn.Module) -> str:
 
 
 def _versions() -> dict[str, str]:
-    dat = importlib.import_module("dat")  # a plain import would be circular for the type checker
+    from dat import __version__
+
     torch_version = str(torch.__version__)
-    return {"dat": dat.__version__, "torch": torch_version, "python": platform.python_version()}
+    return {"dat": __version__, "torch": torch_version, "python": platform.python_version()}
 
 
 def _pixels(data: ImageData) -> int:
