@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,10 +199,9 @@ def weights_sha256(model: nn.Module) -> str:
 
 
 def _versions() -> dict[str, str]:
-    from dat import __version__
-
+    dat = importlib.import_module("dat")  # mypy cannot order the modules if this is an import
     torch_version = str(torch.__version__)
-    return {"dat": __version__, "torch": torch_version, "python": platform.python_version()}
+    return {"dat": dat.__version__, "torch": torch_version, "python": platform.python_version()}
 
 
 def _pixels(data: ImageData) -> int:
