@@ -51,10 +51,12 @@ if TYPE_CHECKING:
         Assessment,
         AutoAttackResult,
         Curve,
+        Verification,
         assess,
         autoattack,
         evaluate,
         sweep,
+        verify,
     )
     from dat.evaluation.certification import Certified, certify, predict
     from dat.export import export_run, load
@@ -110,7 +112,10 @@ else:
         ),
         config="RunConfig",
         data="ImageData Stream image_data",
-        evaluation="Accuracy Assessment AutoAttackResult Curve assess autoattack evaluate sweep",
+        evaluation=(
+            "Accuracy Assessment AutoAttackResult Curve Verification assess autoattack evaluate "
+            "sweep verify"
+        ),
         export="export_run load",
         models="Normalize Resized build_model fold freeze normalized rate_factors replace_head",
         objectives="Adversarial Batch Objective Smooth Stability",
@@ -190,6 +195,7 @@ __all__ = [
     "ThreatModel",
     "Trainer",
     "TrainingData",
+    "Verification",
     "WholeVector",
     "World",
     "assess",
@@ -211,4 +217,5 @@ __all__ = [
     "save_weights",
     "scale_rates",
     "sweep",
+    "verify",
 ]

@@ -57,6 +57,7 @@ REFUSED = {
     "recipes cifra10": "no recipe has the word 'cifra10': did you mean cifar10?",
     "train digits --workers 200 train.batch=256": "train.batch = 256: too small for 200 workers",
     "train digits threat.eps=8": "eps = 8: exceeds the pixel range [0, 1]; did you mean 8/255?",
+    "verify nothere --model RUN": "nothere: no such bundle",
     "compare nothere": "nothere: not the folder of a run",
     "report nothere": "nothere: not the folder of a run",
     "config digits attack.stepz=3": "did you mean attack.steps?",
@@ -120,7 +121,8 @@ REFUSED = {
 """What is wrong, and a part of the one line that says so."""
 
 COMPUTES = {
-    *("train", "finetune", "label", "selftrain", "evaluate", "sweep", "certify", "export"),
+    *("train", "finetune", "label", "selftrain", "evaluate", "verify", "sweep"),
+    *("certify", "export"),
     *("profile", "plan", "doctor", "data fetch", "data info", "data shard"),
     *("bench attack", "bench step", "bench optimizer", "bench evaluate", "bench loader"),
     *("bench startup", "bench comm", "bench quantizer"),

@@ -19,7 +19,8 @@ from tests.workers.conftest import SMALL
 
 COMMANDS = {
     "train": ("train", "digits", *SMALL, "--out", "run"),
-    "evaluate": ("evaluate", "run", "--attacks", "pgd-2"),
+    "evaluate": ("evaluate", "run", "--attacks", "pgd-2", "--bundle", "evidence"),
+    "verify": ("verify", "evidence", "--model", "run"),
     "certify": ("certify", "run", "--sigma", "0.25", "--images", "10", "--n", "64"),
     "doctor": ("doctor",),
     "label": ("label", "run", "--unlabelled", "digits"),

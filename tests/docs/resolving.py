@@ -12,7 +12,7 @@ from dat.attacks.suites import split_attack, suite
 from dat.cli.config import selected
 from dat.cli.parser import parse
 from dat.config.recipes import read
-from dat.config.schema import parse_edits
+from dat.config.schema import RunConfig, parse_edits
 from dat.core.files import WEIGHTS
 from dat.core.threat import ThreatModel
 from dat.data.catalog import CATALOG
@@ -46,14 +46,14 @@ def _recipe(arguments: argparse.Namespace, words: list[str]) -> None:
         settle(arguments.recipe, [*arguments.settings, *arguments.base])
 
 
-def settle(recipe: str, settings: list[str]) -> None:
+def settle(recipe: str, settings: list[str]) -> RunConfig:
     """A file of the reader's is taken to say nothing of its own."""
-    read("digits" if recipe.endswith(".yaml") else recipe, parse_edits(settings))
+    return read("digits" if recipe.endswith(".yaml") else recipe, parse_edits(settings))
 
 
 def _config(arguments: argparse.Namespace, words: list[str]) -> None:
     edits = [word for word in arguments.settings if "=" in word]
-    config = read(arguments.recipe, parse_edits(edits))
+    config = settle(arguments.recipe, edits)
     assert selected(config, [word for word in arguments.settings if "=" not in word])
 
 

@@ -39,6 +39,7 @@ LOADED = (
     *(
         "dat.jobs.train",
         "dat.jobs.evaluate",
+        "dat.jobs.verify",
         "dat.jobs.sweep",
         "dat.jobs.certify",
         "dat.jobs.report",

@@ -164,6 +164,18 @@ def wait_for_parts(out: Path, count: int, process: subprocess.Popen[str]) -> Non
         time.sleep(0.01)
 
 
+def test_any_workers_and_batches_write_the_same_bundle(folder: Path) -> None:
+    """Not only the same verdicts: every bit of every adversarial example."""
+    for workers, batch in ((1, 200), (2, 64)):
+        words = ["--workers", str(workers), f"evaluate.batch={batch}", "--bundle", f"b{workers}"]
+        evaluate(folder, "none", "apgd-ce-3,fab-t-2", *words)
+    assert (folder / "b1").read_bytes() == (folder / "b2").read_bytes()
+    words = ["--model", "mine:net", "--weights", "net.safetensors", "--data", "data.npz", "--json"]
+    result = run([*DAT, "verify", "b2", *words], folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["passed"]
+
+
 CASES = {"many": (100, False), "few": (2, False), "late": (100, True)}
 """The number of images, and whether there is a progress file, which the workers read one by one."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from dat.cli.arguments import (
     Commands,
@@ -25,6 +26,7 @@ def add(commands: Commands) -> None:
         "  dat evaluate runs/digits --attacks pgd-100x5,cw-100 threat.eps=0.1\n"
         "  dat evaluate --model mynets.small:Net --weights net.pt --data images.npz \\\n"
         "      --attacks autoattack threat.eps=8/255\n"
+        "  dat evaluate runs/digits --attacks autoattack --bundle digits.bundle\n"
         "To resume an interrupted evaluation, run the same command again.",
     )
     evaluate.add_argument(
@@ -53,6 +55,13 @@ def add(commands: Commands) -> None:
         "--examples", action="store_true", help="also save the adversarial examples"
     )
     evaluate.add_argument(
+        "--bundle",
+        type=Path,
+        metavar="FILE",
+        help="write the evidence for the result, which dat verify checks: the images' hashes, "
+        "which attack broke which image, the adversarial examples, the weights' hash",
+    )
+    evaluate.add_argument(
         "--no-checks", action="store_true", help="skip the checks for gradient masking"
     )
     quiet_argument(evaluate)
@@ -77,8 +86,19 @@ def _evaluate(arguments: argparse.Namespace, argv: list[str]) -> int:
         folder,
         check=not arguments.no_checks,
         keep=arguments.examples,
+        bundle=arguments.bundle,
         quiet=arguments.quiet,
     )
     if result is not None:
         show_evaluation(result, as_json=arguments.json)
+        if arguments.bundle and not arguments.json:
+            print(f"\nEvidence: {arguments.bundle}. {_hint(arguments)}")
     return 0
+
+
+def _hint(arguments: argparse.Namespace) -> str:
+    """How to check the bundle."""
+    words = ["dat verify", arguments.bundle, "--model", arguments.model or arguments.runs[0]]
+    words += ["--weights", arguments.weights] if arguments.weights else []
+    words += ["--data", arguments.data] if arguments.data else []
+    return f"To check it: {' '.join(map(str, words))}"

@@ -28,12 +28,13 @@ from dat.cli import (
     selftrain,
     sweep,
     train,
+    verify,
 )
 from dat.cli.arguments import Commands, describe
 
 COMMANDS = (
     *(train, finetune, label, selftrain, launch),
-    *(evaluate, sweep, certify, export),
+    *(evaluate, verify, sweep, certify, export),
     *(compare, report, recipes, config, reproduce),
     *(data, profile, plan, bench),
     *(new, doctor, selftest, completion),

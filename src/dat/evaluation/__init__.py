@@ -5,6 +5,7 @@ from dat.core.deprecation import renamed_names
 from dat.evaluation.accuracy import Accuracy, evaluate
 from dat.evaluation.assess import Assessment, assess
 from dat.evaluation.autoattack import AutoAttackResult, autoattack
+from dat.evaluation.bundle import Bundle, Verification, verify
 from dat.evaluation.runner import SuiteResult
 from dat.evaluation.sweep import Curve, sweep
 
@@ -14,12 +15,15 @@ __all__ = [
     "Accuracy",
     "Assessment",
     "AutoAttackResult",
+    "Bundle",
     "Curve",
     "Suite",
     "SuiteResult",
+    "Verification",
     "assess",
     "autoattack",
     "evaluate",
     "suite",
     "sweep",
+    "verify",
 ]

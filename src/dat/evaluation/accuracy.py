@@ -66,6 +66,7 @@ def evaluate(
     folder: Path | None = None,
     keep: bool = False,
     check: bool = True,
+    bundle: Path | str | None = None,
     world: World | None = None,
     progress: Progress | bool = False,
 ) -> Assessment: ...
@@ -85,6 +86,7 @@ def evaluate(
     folder: Path | None = None,
     keep: bool = False,
     check: bool | None = None,
+    bundle: Path | str | None = None,
     world: World | None = None,
     progress: Progress | bool = False,
 ) -> Accuracy | Assessment:
@@ -96,8 +98,9 @@ def evaluate(
     With `attacks`, a list of names such as `["pgd-20", "autoattack"]`, every suite attacks all
     images that are classified correctly, and the result is an `Assessment`. Only then, `check`
     looks for signs of gradient masking, `keep` keeps the adversarial examples, a lower `precision`
-    runs the attacks in mixed precision (the given model still decides), and a `folder` shared by
-    all workers lets an interrupted evaluation resume.
+    runs the attacks in mixed precision (the given model still decides), a `folder` shared by all
+    workers lets an interrupted evaluation resume, and `bundle` is a file for the evidence that
+    `dat.verify` checks.
 
     `progress=True` draws a bar; a function is called with the work done and the total.
 
@@ -123,10 +126,11 @@ def evaluate(
             folder=folder,
             keep=keep,
             check=check is not False,
+            bundle=bundle,
             progress=progress,
         )
-    if precision != "float32" or folder is not None or keep or check is not None:
-        raise ValueError("precision, folder, keep and check: need attacks=[...]")
+    if precision != "float32" or keep or any(it is not None for it in (folder, check, bundle)):
+        raise ValueError("precision, folder, keep, check and bundle: need attacks=[...]")
     attack = PGD(steps=20) if attack is None else attack
     evaluation = assess(
         model,

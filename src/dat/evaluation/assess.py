@@ -22,8 +22,9 @@ from dat.core.threat import ThreatModel
 from dat.data import Data, image_data
 from dat.distributed import World
 from dat.evaluation import checks
+from dat.evaluation.bundle import check_path, make_bundle
 from dat.evaluation.progress_file import SuiteProgress, fingerprint
-from dat.evaluation.runner import Runner, SuiteResult
+from dat.evaluation.runner import FIXED_BATCH, Runner, SuiteResult
 from dat.evaluation.workers import world_of
 from dat.models import Folded, adapted, computes_in_half, fold
 
@@ -75,12 +76,15 @@ def assess(
     folder: Path | None = None,
     keep: bool = False,
     check: bool = True,
+    bundle: Path | str | None = None,
     progress: Progress | bool = False,
 ) -> Assessment:
     """What `dat.evaluate` does with a list of attacks."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision = {precision!r}: must be one of {', '.join(PRECISIONS)}")
     data, world = image_data(data), world_of(model) if world is None else world
+    if bundle is not None:
+        world.run_or_fail_together(lambda: check_path(Path(bundle)))
     x, y = data.batch(torch.arange(min(len(data), checks.PROBED)), world.device)
     original, model = model, adapted(model, x)
     with attack_mode(model), seeded(world.device, seed, "answers"), torch.no_grad():
@@ -101,10 +105,11 @@ def assess(
         data=data,
         threat=threat,
         world=world,
-        batch=batch,
+        batch=batch if bundle is None else min(batch, FIXED_BATCH),
+        fixed_batches=bundle is not None,
         seed=seed,
         precision=precision,
-        keep=keep,
+        keep=keep or bundle is not None,
     )
     signs = [*logit_warnings, *_masking_signs(runner, x, y)] if check else []
     about = fingerprint(original, data, logits) if folder else {}  # of the model without adapter
@@ -112,6 +117,11 @@ def assess(
         correct, results = _run(runner, suites, folder, about)
     if check:
         signs += [sign for result in results.values() for sign in checks.check_square(result)]
+    if bundle is not None:  # all workers have the results; the first one writes
+        evidence = (runner, original, correct, suites, results)
+        world.run_or_fail_together(
+            lambda: make_bundle(*evidence).write(Path(bundle)) if world.first else None
+        )
     return Assessment(correct, results, tuple(signs), folded.note)
 
 
@@ -192,6 +202,8 @@ def _progress_file(
         "precision": runner.precision,
         "examples": runner.keep,
     } | subject
+    if runner.fixed_batches:
+        about["batch"] = runner.batch
     key = hashlib.blake2b(json.dumps(about).encode(), digest_size=4).hexdigest()
     progress_file = SuiteProgress(folder / f"{attack_suite.name}-{key}", about)
     progress_file.open_shared(runner.world)

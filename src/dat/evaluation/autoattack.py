@@ -91,6 +91,7 @@ def autoattack(
     batch: int = 256,
     seed: int = 0,
     folder: Path | str | None = None,
+    bundle: Path | str | None = None,
     world: World | None = None,
     progress: Progress | bool = False,
 ) -> AutoAttackResult:
@@ -100,8 +101,9 @@ def autoattack(
     `standard` is APGD-CE, targeted APGD-DLR, targeted FAB and Square; `rand` is for randomized
     models. `attacks` chooses some of them, in this order (`["apgd-ce", "square"]`); such a result
     is not AutoAttack, and its `suite` says so. `progress=True` draws a bar. With a `folder`, an
-    interrupted call can be resumed. Under torchrun all workers call this with the same arguments,
-    share the work, and get the same result.
+    interrupted call can be resumed; `bundle` is a file for the evidence that `dat.verify` checks.
+    Under torchrun all workers call this with the same arguments, share the work, and get the same
+    result.
     """
     if batch < 1:
         raise ValueError(f"batch = {batch}: must be at least 1")
@@ -130,6 +132,7 @@ def autoattack(
         seed=seed,
         folder=None if folder is None else Path(folder),
         keep=True,
+        bundle=bundle,
         progress=progress,
     )
     ((name, result),) = evaluation.suites.items()

@@ -29,6 +29,8 @@ from dat.distributed import World
 from dat.evaluation.progress_file import Cost, EvaluationPart, SuiteProgress
 from dat.models import lies_contiguous
 
+FIXED_BATCH = 64
+"""The largest batch if results must not depend on the number of workers, not even by rounding."""
 BACKWARD = 2
 """Cost of a backward pass, in forward passes."""
 
@@ -103,6 +105,10 @@ class Runner:
     """Gets the work in forward passes of one sample."""
     keep: bool = False
     """Keep the adversarial examples."""
+    fixed_batches: bool = False
+    """Attack the same batches with any number of workers: sums inside a network are rounded in
+    another order if the size of the batch changes, and the last bits of an adversarial example with
+    them."""
     pending: int = 0
     """Estimated work of the suites that have not started yet."""
 
@@ -158,10 +164,10 @@ class Runner:
         progress_file: SuiteProgress | None,
     ) -> list[EvaluationPart]:
         """This worker's share of a round; `later` is the cost per image of the rounds after it."""
-        mine = remaining.nonzero().squeeze(1).tensor_split(self.world.size)[self.world.rank]
-        self._work.remaining = len(mine) * (_cost(turn) + later)
+        mine = self._share(remaining.nonzero().squeeze(1))
+        self._work.remaining = sum(map(len, mine)) * (_cost(turn) + later)
         batches = []
-        for rows in _batches(mine, self.batch):
+        for rows in mine:
             with self._work.batch(len(rows) * _cost(turn)):
                 batch = self._attack(turn, number, rows)
             self._work.remaining -= int(batch.broken.sum()) * later
@@ -169,6 +175,12 @@ class Runner:
             if progress_file:
                 progress_file.write(batch)
         return batches
+
+    def _share(self, rows: Tensor) -> Sequence[Tensor]:
+        """This worker's batches."""
+        if self.fixed_batches:
+            return rows.split(self.batch)[self.world.rank :: self.world.size] if len(rows) else ()
+        return _batches(rows.tensor_split(self.world.size)[self.world.rank], self.batch)
 
     def _broken(self, batches: list[EvaluationPart]) -> Tensor:
         """Which images were broken, on any worker."""

@@ -24,6 +24,7 @@ def measure(
     *,
     check: bool = True,
     keep: bool = False,
+    bundle: Path | None = None,
     quiet: bool = False,
 ) -> dict[str, Any] | None:
     """Measure a model on its test set, by all workers; the first gets the figures."""
@@ -38,6 +39,7 @@ def measure(
                 world,
                 folder=folder,
                 keep=keep,
+                bundle=bundle,
                 check=check,
                 progress=progress,
             )
@@ -45,6 +47,7 @@ def measure(
         if not world.first:
             return None
         report = _report(subject, found, world, seconds)
+        report |= {"bundle": str(bundle)} if bundle else {}
         if folder:
             write_down(subject, "evaluate", report)
         return report

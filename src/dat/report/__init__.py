@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dat.report.progress import Progress, counting
     from dat.report.sets import bytes_bar, image_grid, save_picture, show_data, show_parts
     from dat.report.tables import print_json, print_table, print_text, runs_table
+    from dat.report.verification import show_verification
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -30,6 +31,7 @@ else:
         progress="Progress counting",
         sets="bytes_bar image_grid save_picture show_data show_parts",
         tables="print_json print_table print_text runs_table",
+        verification="show_verification",
         **{".core.progress": "progress_bar"},
     )
 
@@ -57,5 +59,6 @@ __all__ = [
     "show_parts",
     "show_profile",
     "show_sweep",
+    "show_verification",
     "warn",
 ]
