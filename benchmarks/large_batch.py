@@ -6,7 +6,7 @@ Of 4,500 training images a batch of 1,125 leaves 4 steps an epoch, where 64 give
 method the learning rate is tuned with seed 0 on held-out images: doubled or halved from the same
 kind of start for as long as the RA improves. The tuned rate is then run with every seed and
 measured on the test images. Same epochs, attack and schedule for all; the small batch is what the
-large one should not fall behind. The network has no batch normalisation, so the number of workers
+large one should not fall behind. The network has no batch normalization, so the number of workers
 does not change the result; each run is one worker on one thread, `jobs` of them at a time.
 """
 

@@ -5,7 +5,7 @@
 
 Fashion-MNIST with a few labels, the rest of 5,000 images without, eps 0.1. Labelled images only,
 against pseudo-labels with the cross-entropy (Carmon et al.), against TRADES with and without
-pseudo-labels (the latter is UAT's regulariser), with DAT-PGD and DAT-FGSM. All have the same number
+pseudo-labels (the latter is UAT's regularizer), with DAT-PGD and DAT-FGSM. All have the same number
 of updates. It goes on with the results that there are.
 """
 

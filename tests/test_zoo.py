@@ -230,7 +230,7 @@ def test_weights_of_wrapped_models(tmp_path: Path, prefix: str, wrapped: bool, s
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_view_of_grey_and_coloured_images(channels: int, world: World) -> None:
+def test_view_of_grey_and_colored_images(channels: int, world: World) -> None:
     """Where there is one channel, it comes first and last."""
     x = torch.rand(80, channels, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
     nets = Plain(channels).eval(), Viewing(channels).eval()

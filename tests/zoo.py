@@ -54,7 +54,7 @@ class InPlace(Plain):
 
 
 class Overwriting(Plain):
-    """Normalises its images where they are; here by 0 and 1, in steps."""
+    """Normalizes its images where they are; here by 0 and 1, in steps."""
 
     def forward(self, x: Tensor) -> Any:
         return super().forward(x.mul_(2.0).div_(2.0).sub_(1.0).add_(1.0).mul_(1.5).div_(1.5))
@@ -86,7 +86,7 @@ class Counting(Plain):
 
 
 class Adapting(Plain):
-    """Normalises by the batch and updates its running statistics, in eval mode too."""
+    """Normalizes by the batch and updates its running statistics, in eval mode too."""
 
     def features(self, x: Tensor) -> Tensor:
         x, norm = self.conv1(x), self.norm

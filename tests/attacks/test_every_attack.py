@@ -1,7 +1,7 @@
 """Properties of every registered attack, with any settings.
 
 Each attack is tested on a plain closure, if that is enough for it, on a target whose loss is
-maximised, and on one with `until_broken`.
+maximized, and on one with `until_broken`.
 """
 
 from __future__ import annotations

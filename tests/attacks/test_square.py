@@ -71,20 +71,20 @@ def test_a_linf_square_has_the_side_of_its_share(size: tuple[int, int]) -> None:
                 assert line[first : first + side].all()
 
 
-def test_linf_squares_are_of_one_colour_and_anywhere() -> None:
+def test_linf_squares_are_of_one_color_and_anywhere() -> None:
     x, asked = grey(1, 16, 8, 8), Queries()
     Square(queries=200, share=0.2, loss="given")(asked, x, ThreatModel(norm="linf", eps=0.1))
     start, *tried = asked.points
     covered = torch.zeros(8, 8)
-    colours = []
+    colors = []
     for point in tried:
         inside = (point != start).any(1)[0]
         covered += inside
         values = point[0][:, inside]
         assert (values == values[:, :1]).all()
-        colours.append(values[:, 0])
+        colors.append(values[:, 0])
     assert (covered > 0).all()
-    up = (torch.stack(colours) > 0.5).double().mean(0)
+    up = (torch.stack(colors) > 0.5).double().mean(0)
     assert ((up > 0.3) & (up < 0.7)).all()
 
 

@@ -53,7 +53,7 @@ def five():
 def small():
     return changed(lambda images: avg_pool2d(images, 2))
 
-def colour():
+def color():
     return changed(lambda images: images.repeat(1, 3, 1, 1))
 
 def large():
@@ -274,13 +274,13 @@ def test_a_fine_tuned_run_can_be_fine_tuned(tune: JsonCommand, own: str) -> None
 def test_gray_images_are_repeated_for_a_color_network(
     tune: JsonCommand, run_json: JsonCommand, own: str
 ) -> None:
-    words = ("model.width=4", f"data.name={own}:colour", "--out", "coloured")
+    words = ("model.width=4", f"data.name={own}:color", "--out", "colored")
     run_json("train", "digits", *QUICK, *words)
-    result = tune("coloured", "small", "--trust")
+    result = tune("colored", "small", "--trust")
     assert recorded("tuned")["finetune"]["channels"] == 3
     assert run_json("evaluate", "tuned", "--trust")["ta"] == result["ta"]
     mean = load_file("tuned/best.safetensors")["net.normalize.mean"]
-    assert torch.equal(mean, load_file("coloured/best.safetensors")["normalize.mean"])
+    assert torch.equal(mean, load_file("colored/best.safetensors")["normalize.mean"])
 
 
 # Users' models
@@ -374,8 +374,8 @@ BAD = {
         "cnn digits finetune.size=6",
         "finetune.size = 6: the images are 8 x 8: must be at least 8, or none",
     ),
-    "colour": (
-        "cnn digits data.name=OWN:colour",
+    "color": (
+        "cnn digits data.name=OWN:color",
         "finetune.channels = 1: the images have 3 channels: must be 3; only gray images are "
         "repeated",
     ),

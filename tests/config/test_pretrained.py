@@ -78,7 +78,7 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def colour(data: Splits, classes: int | None = None) -> Splits:
+def color(data: Splits, classes: int | None = None) -> Splits:
     """The digits with three channels, and labels modulo the classes."""
 
     def changed(part: Any) -> Any:
@@ -137,7 +137,7 @@ def test_a_run_is_built_again_without_the_weights() -> None:
 
 
 def test_a_head_of_the_same_classes_is_kept_and_layers_can_be_frozen() -> None:
-    data = colour(load("digits"), 7)
+    data = color(load("digits"), 7)
     model, _ = started({"name": "timm/peer", "pretrained": True}, data, layers="head")
     assert torch.equal(model.get_parameter("net.net.head.weight"), WEIGHTS["head.weight"])
     learning = {name for name, value in model.named_parameters() if value.requires_grad}
@@ -206,7 +206,7 @@ def test_what_cannot_be_started_from_is_one_line(model: dict[str, Any], message:
 
 
 def test_weights_are_evaluated_as_they_are() -> None:
-    data = colour(load("digits"), 7)
+    data = color(load("digits"), 7)
     spec = ModelSpec.of_model("timm/peer", None, "digits")
     model = spec.make(data)
     assert normalization(model)[0] == pytest.approx(MEAN)

@@ -43,7 +43,7 @@ def test_a_run_brings_its_config_and_its_weights(run: Path) -> None:
     assert ModelSpec.of_run(run, "some/net.safetensors").weights == Path("some/net.safetensors")
 
 
-def test_a_runs_network_comes_with_its_normalisation(run: Path, digits: Splits) -> None:
+def test_a_runs_network_comes_with_its_normalization(run: Path, digits: Splits) -> None:
     subject = ModelSpec.of_run(run)
     with pytest.raises(ValueError, match=r"best\.safetensors: no such weights"):
         subject.make(digits)

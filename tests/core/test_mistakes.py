@@ -71,14 +71,14 @@ def mistakes(values: object) -> list[str]:
 
 def test_all_mistakes_are_reported_in_the_order_of_the_file() -> None:
     values = {
-        "body": {"doors": 0, "colour": "red", "volume": 11},
+        "body": {"doors": 0, "color": "red", "volume": 11},
         "sed": 1,
         "engine": {"cylinders": "four", "volts": 3, "power": -1},
         "seed": -1,
     }
     assert mistakes(values) == [
         "body.doors = 0: must be at least 1",
-        "unknown setting body.colour: did you mean body.color_name?",
+        "unknown setting body.color: did you mean body.color_name?",
         "body.volume = 11: must be at least 0 and at most 10",
         "unknown setting sed: did you mean seed?",
         "engine.cylinders = 'four': must be a whole number, at least 1",

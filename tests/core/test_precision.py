@@ -249,7 +249,7 @@ def test_checks_see_what_the_attacks_see(data: ImageData, world: World) -> None:
 
 
 class OfTheBatch(nn.Module):
-    """Normalises by the batch in eval mode."""
+    """Normalizes by the batch in eval mode."""
 
     def __init__(self) -> None:
         super().__init__()

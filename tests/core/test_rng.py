@@ -70,8 +70,8 @@ def test_streams_are_uncorrelated(kind: str) -> None:
         return draws.normal(shape, double) if kind == "normal" else draws.uniform(shape, double)
 
     values, bound = draw(streams(2000)), 5 / (2000 * 40) ** 0.5
-    assert abs(correlation(values[:-1], values[1:])) < bound  # neighbouring samples
-    assert abs(correlation(values[:, :-1], values[:, 1:])) < bound  # neighbouring numbers
+    assert abs(correlation(values[:-1], values[1:])) < bound  # neighboring samples
+    assert abs(correlation(values[:, :-1], values[:, 1:])) < bound  # neighboring numbers
     assert abs(correlation(values[:, :20], values[:, 20:])) < bound  # halves: Box-Muller's pairs
     assert abs(correlation(values, draw(streams(2000).fork("radius")))) < bound
     assert abs(correlation(values, draw(streams(2000, key=2)))) < bound

@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def pixels(seed: int, height: int, width: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Smooth colours, so that a JPEG keeps them nearly."""
+    """Smooth colors, so that a JPEG keeps them nearly."""
     random = np.random.default_rng(seed)
     small = random.integers(0, 256, (3, 3, 3), np.uint8)
     return np.array(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))

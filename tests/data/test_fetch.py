@@ -107,7 +107,7 @@ def is_right(folder: Path) -> bool:
 
 @dataclass
 class Site:
-    """A server's behaviour, and the requests it received."""
+    """A server's behavior, and the requests it received."""
 
     raw: bytes = TAR
     ranges: bool = True

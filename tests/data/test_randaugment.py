@@ -88,7 +88,7 @@ def photographs(n: int, channels: int, height: int, width: int) -> Tensor:
 
 
 def samples(channels: int, height: int, width: int) -> Tensor:
-    """Noise, noise of few levels, one colour alone, and photographs."""
+    """Noise, noise of few levels, one color alone, and photographs."""
     size = (channels, height, width)
     flat = torch.full((1, *size), 77, dtype=torch.uint8)
     low_contrast = noise(3, *size, low=100, high=120)
@@ -133,7 +133,7 @@ def test_at_magnitude_0_only_the_two_without_a_strength_do_anything() -> None:
     assert changing == ["autocontrast", "equalize"]
 
 
-def test_a_grey_image_has_no_colour_to_change() -> None:
+def test_a_grey_image_has_no_color_to_change() -> None:
     x = samples(1, 16, 16)
     assert torch.equal(OPERATIONS["color"](x, torch.arange(len(x)) % 2, 1.0), x)
 

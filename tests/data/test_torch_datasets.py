@@ -145,7 +145,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "empty": ([], "the dataset is empty"),
     "no pairs": ([PIXELS[0], PIXELS[1], PIXELS[2]], r"item 0 of the dataset is a Tensor: must be"),
     "float labels": ([(PIXELS[0], "cat")] * 3, "the label of item 0 is a str: must be an integer"),
-    "normalised": (Pairs(lambda x: x * 2 - 1), r"image 0 has pixels from .* must be in \[0, 1\]"),
+    "normalized": (Pairs(lambda x: x * 2 - 1), r"image 0 has pixels from .* must be in \[0, 1\]"),
     "flat": (Pairs(lambda x: x.flatten()), "image 0 has shape .*: must be"),
     "three tensors": (Tensors(PIXELS, LABELS, LABELS), "TensorDataset of 3 tensors"),
 }

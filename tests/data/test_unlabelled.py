@@ -30,9 +30,9 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
     assert grey.tensor().shape == (3, 1, 4, 5) and grey.tensor().is_floating_point()
     assert not grey.has_labels and grey.classes == 3
     assert grey.tensor()[:, 0, 0, 0].tolist() == pytest.approx([0.2, 1.0, 0.0])
-    colour = load_unlabelled(str(tmp_path), BYTES)
-    assert colour.images.shape == (3, 3, 4, 5) and colour.images.dtype == torch.uint8
-    assert colour.tensor()[:, 2, 0, 0].tolist() == [51, 255, 0]
+    color = load_unlabelled(str(tmp_path), BYTES)
+    assert color.images.shape == (3, 3, 4, 5) and color.images.dtype == torch.uint8
+    assert color.tensor()[:, 2, 0, 0].tolist() == [51, 255, 0]
 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.npz"])

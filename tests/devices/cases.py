@@ -241,8 +241,8 @@ def cases() -> Iterator[tuple[str, Case]]:
             for goal in attacks.goals_of(made):
                 yield f"attack {name} {goal} {norm}", partial(attack, made, goal, norm)
     yield "attack on a model", attack_on_a_model
-    for name, to_minimise in OBJECTIVES.items():
-        yield f"objective {name}", partial(objective, to_minimise())
+    for name, to_minimize in OBJECTIVES.items():
+        yield f"objective {name}", partial(objective, to_minimize())
     assert {type(settings) for settings in CONFIGS} == set(OPTIMIZERS.values())
     for settings in CONFIGS:
         yield f"optimizer {label(settings)}", partial(optimizer, settings)

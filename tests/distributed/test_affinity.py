@@ -88,17 +88,22 @@ def test_a_cpu_limit_bounds_the_threads(
     assert cores(tmp_path, tmp_path / "nothere") == 8
 
 
-@pytest.mark.parametrize("chosen", [None, "ACTIVE"])
-def test_idle_threads_sleep_unless_the_user_wants_them_to_spin(chosen: str | None) -> None:
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
+)
+def test_idle_threads_spin_briefly_unless_the_user_chooses(
+    chosen: dict[str, str], expected: str
+) -> None:
     """OpenMP reads its settings when torch is imported: they are there before."""
     code = (
         "import os, sys; from dat.cli import main\n"
         "try: main(['recipes', '--json'])\n"
-        "finally: print('torch' in sys.modules, os.environ['OMP_WAIT_POLICY'])"
+        "finally: print('torch' in sys.modules, os.environ.get('GOMP_SPINCOUNT'))"
     )
-    clean = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment = clean | ({"OMP_WAIT_POLICY": chosen} if chosen else {})
+    ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    clean = {name: value for name, value in os.environ.items() if name not in ours}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], env=clean | chosen, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == f"False {chosen or 'PASSIVE'}"
+    assert done.stdout.splitlines()[-1] == f"False {expected}"

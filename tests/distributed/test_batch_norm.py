@@ -1,4 +1,4 @@
-"""Ghost batch normalisation against torch's batch norm applied to each group."""
+"""Ghost batch normalization against torch's batch norm applied to each group."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def stretches(
 def test_each_share_follows_the_one_before_it(
     shapes: list[tuple[int, ...]], quantizer: Quantizer, workers: int
 ) -> None:
-    """`hybrid` takes neighbouring shares for one stretch of the bucket."""
+    """`hybrid` takes neighboring shares for one stretch of the bucket."""
     cuts = stretches(quantizer, workers, *shapes)
     assert [start for start, _ in cuts] == [0, *(end for _, end in cuts)][: len(cuts)]
 

@@ -468,7 +468,7 @@ def test_a_fingerprint_is_that_of_what_counts() -> None:
 
 
 class Shifted(nn.Module):
-    """Another network on images that are normalised by numbers of which no state dict knows."""
+    """Another network on images that are normalized by numbers of which no state dict knows."""
 
     def __init__(self, net: nn.Module, mean: float) -> None:
         super().__init__()

@@ -354,7 +354,7 @@ def _fold_from(passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_faster_copy_changes_no_verdict(
     small_data: ImageData, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its batch normalisation has gone into the layer before."""
+    """Its batch normalization has gone into the layer before."""
     model = Zoo()
     x, y = everything(small_data)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)

@@ -163,7 +163,7 @@ def network() -> nn.Sequential:
 
 
 def ready(images: int) -> tuple[nn.Sequential, Tensor]:
-    """An initialised network, and enough images for all kernels to be used."""
+    """An initialized network, and enough images for all kernels to be used."""
     net, x = network(), numbers(images, 3, 9, 9).requires_grad_()
     net(x)
     last(net)

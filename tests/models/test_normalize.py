@@ -1,4 +1,4 @@
-"""Normalisation inside the model."""
+"""Normalization inside the model."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def apart(model: nn.Module, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
     return 1 - (a * b).sum(1) / ((a * a).sum(1).sqrt() * (b * b).sum(1).sqrt())
 
 
-def neighbour(batch: Batch) -> Tensor:
+def neighbor(batch: Batch) -> Tensor:
     """The random point of the ball, from its own stream."""
     draws = Streams.of(0, "objective", index=torch.arange(len(batch.x))).fork("align")
     return batch.threat.random_start(batch.x, draws)
@@ -44,7 +44,7 @@ def neighbour(batch: Batch) -> Tensor:
 def test_loss_is_the_cross_entropy_and_one_minus_the_cosine(norm: str, weight: float) -> None:
     model, (batch, x_adv) = net(), case(norm=norm)
     expected = surprise(model(x_adv), batch.y)
-    expected = expected + weight * apart(model, batch.x, neighbour(batch), batch.y)
+    expected = expected + weight * apart(model, batch.x, neighbor(batch), batch.y)
     outcome = GradAlign(align_weight=weight).loss(model, batch, x_adv)
     torch.testing.assert_close(outcome.loss, expected)
     torch.testing.assert_close(outcome.logits, model(x_adv))
@@ -54,7 +54,7 @@ def test_loss_is_the_cross_entropy_and_one_minus_the_cosine(norm: str, weight: f
 def test_its_gradient_goes_through_both_gradients(norm: str) -> None:
     model, (batch, x_adv) = net(), case(norm=norm)
     by_hand = surprise(model(x_adv), batch.y)
-    by_hand = by_hand + 3 * apart(model, batch.x, neighbour(batch), batch.y)
+    by_hand = by_hand + 3 * apart(model, batch.x, neighbor(batch), batch.y)
     loss = GradAlign(align_weight=3).loss(model, batch, x_adv).loss
     plain = surprise(model(x_adv), batch.y)
     parameters = list(model.parameters())
@@ -134,7 +134,7 @@ def test_the_cosine_of_a_confident_image_is_that_of_its_tiny_gradients(confidenc
         head.bias[0] += confidence
     batch = Batch.of(batch.x, y, threat=batch.threat)
     loss = GradAlign(align_weight=1).loss(model, batch, x_adv).loss - surprise(model(x_adv), y)
-    expected = apart(model, batch.x, neighbour(batch), y)
+    expected = apart(model, batch.x, neighbor(batch), y)
     assert expected.max() < 0.5
     torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-3)
 

@@ -38,20 +38,46 @@ def test_a_path_may_be_broken() -> None:
     assert LONGEST_WORD <= widths[1] <= 60 - 2 - widths[0]
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100])
-def test_numbers_and_headers_stay_whole(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+    def lines(self) -> list[str]:
+        return re.sub(r"\x1b\[[0-9;]*m", "", self.getvalue()).splitlines()
+
+
+@pytest.fixture(params=[60, 80, 100])
+def columns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setenv("COLUMNS", str(request.param))
+    monkeypatch.setenv("TERM", "xterm")
+    return int(request.param)
+
+
+@pytest.fixture
+def terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> Terminal:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("TERM", "xterm")
+    return terminal
+
+
+def test_numbers_and_headers_stay_whole(columns: int, terminal: Terminal) -> None:
     headers = ["Protocol", "Exposed (s)", "Busiest (MB)", "Bottleneck"]
     about = "cores of the busiest of all the workers, and the link between them"
     print_table(headers, [["chunked", "0.072", "1,234.5", about]], note="a note of some words " * 9)
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
+    lines = terminal.lines()
     assert max(map(len, lines)) <= columns
     shown = {word for line in lines for word in line.split()}
     assert {*" ".join(headers).split(), "chunked", "0.072", "1,234.5", *about.split()} <= shown
+
+
+def test_optional_columns_are_left_out_in_their_order(columns: int, terminal: Terminal) -> None:
+    headers = ["a" * 20, "b" * 20, "c" * 20, "d" * 20]
+    print_table(headers, [["1"] * 4], optional=[headers[2], headers[1]], note="Note.")
+    lines = terminal.lines()
+    shown = {60: [0, 3], 80: [0, 1, 3], 100: [0, 1, 2, 3]}[columns]
+    assert lines[0].split() == [headers[n] for n in shown]
+    left_out = [headers[n] for n in (2, 1) if n not in shown]
+    note = f"Note. Not shown for lack of width: {', '.join(left_out)} (--json has all)."
+    assert " ".join("".join(f"{line} " for line in lines[3:]).split()) == (
+        note if left_out else "Note."
+    )

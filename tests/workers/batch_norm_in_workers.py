@@ -1,4 +1,4 @@
-"""Batch normalisation over several workers: a single layer, and in training steps."""
+"""Batch normalization over several workers: a single layer, and in training steps."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ class Double(nn.Module):
     """In double precision, where rounding flips no sign. `scale` has fewer rows than there are
     workers."""
 
-    def __init__(self, *, normalised: bool) -> None:
+    def __init__(self, *, normalized: bool) -> None:
         super().__init__()
         with torch.random.fork_rng([]):
             torch.manual_seed(0)
-            self.net = (normed() if normalised else vit(3, 10)).double()
+            self.net = (normed() if normalized else vit(3, 10)).double()
         self.scale = nn.Parameter(torch.full((1, 4), 2.0, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def vit(channels: int, width: int) -> nn.Module:
 
 
 def normed() -> nn.Module:
-    """Two blocks with batch normalisation."""
+    """Two blocks with batch normalization."""
     first = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU())
     blocks = (PreActBlock(5, 5), PreActBlock(5, 7, stride=2))
     return nn.Sequential(first, *blocks, nn.Flatten(), nn.Linear(63, 4))
@@ -86,7 +86,7 @@ def images(count: int = 60) -> ImageData:
 def make(world: World, recorder: Recorder, **options: Any) -> Trainer:
     batch = 6 if world.size < 4 else 8
     defaults: dict[str, Any] = {
-        "model": Double(normalised=options.pop("normalised", False)),
+        "model": Double(normalized=options.pop("normalized", False)),
         "data": images(10 * batch),
         "holdout": images(12),
         "threat": ThreatModel(eps=0.05),
@@ -115,7 +115,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": AdamW(lr=0.01), **SHORT},
     "free": {"attack": Free(replays=2), **SHORT},
     "trades": {"objective": TRADES(), **SHORT},
-    "batch norm": {"normalised": True, **SHORT},
+    "batch norm": {"normalized": True, **SHORT},
 }
 
 

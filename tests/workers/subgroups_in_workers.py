@@ -24,9 +24,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "smooth": ("cnn", "smooth", {}, "eval"),
     "soft": ("cnn", "smooth", {"update": "soft"}, "eval"),
     "stability": ("cnn", "stability", {}, "eval"),
-    "stability, normalised": ("normed", "stability", {}, "eval"),
+    "stability, normalized": ("normed", "stability", {}, "eval"),
     "free": ("cnn", "smooth", {}, "free"),
-    "normalised": ("normed", "smooth", {}, "eval"),
+    "normalized": ("normed", "smooth", {}, "eval"),
     "attacked in train mode": ("normed", "smooth", {"update": "soft"}, "train"),
     "recomputed": ("preact-resnet18", "smooth", {}, "recompute"),
 }
@@ -41,7 +41,7 @@ def images(count: int) -> ImageData:
 
 
 def make(network: str) -> nn.Module:
-    """A small network; `normed` has batch normalisation."""
+    """A small network; `normed` has batch normalization."""
     if network != "normed":
         return build_model(network, 4, width=4)
     with torch.random.fork_rng([]):

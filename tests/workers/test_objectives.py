@@ -1,4 +1,4 @@
-"""An objective with all its options on several workers, with batch normalisation."""
+"""An objective with all its options on several workers, with batch normalization."""
 
 from __future__ import annotations
 

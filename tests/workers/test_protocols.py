@@ -169,7 +169,7 @@ def test_bytes_inside_and_between_nodes(
     on_nodes: Callable[[int], Results], workers: int, inside: int
 ) -> None:
     """Between nodes: each of M chunks to p - 1 nodes and back. Inside a node: every worker sends
-    its neighbours their parts and, after the sum, its own; 2 p (q - 1) 4 d in total."""
+    its neighbors their parts and, after the sum, its own; 2 p (q - 1) 4 d in total."""
     nodes, quantizers = workers // inside, {"32": Buckets(), "4": Buckets(bits=4)}
     for name, quantizer in quantizers.items():
         results = [worker["layouts"][f"{inside} {name}"] for worker in on_nodes(workers)]

@@ -35,7 +35,7 @@ def test_the_split_changes_nothing_beyond_rounding(
 ) -> None:
     """Six copies on 1, 2 and 4 workers (two of which get two), and on two subgroups of two."""
     if split == (4, 2) and CASES[name][0] != "cnn":
-        pytest.skip("two subgroups normalise two batches")
+        pytest.skip("two subgroups normalize two batches")
     single, divided = dict(results[1, 1][name]), dict(results[split][name])
     reports = single.pop("report"), divided.pop("report")  # sent in single precision
     torch.testing.assert_close(*reports, rtol=1e-6, atol=0)

@@ -105,7 +105,7 @@ class APGD(Attack):
 
     steps: int = setting(100, "ascent steps", ge=1)
     loss: str = setting(
-        GIVEN, "loss to maximise; given: that of the objective", choices=(GIVEN, *LOSSES)
+        GIVEN, "loss to maximize; given: that of the objective", choices=(GIVEN, *LOSSES)
     )
     eot: int = setting(1, "gradients averaged per step, for randomized networks", ge=1)
 

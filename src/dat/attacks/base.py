@@ -32,7 +32,7 @@ Attempt = Callable[["Tensor"], "Tensor"]
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(Settings, ABC):
-    """Maximises a loss over the threat model, approximately and for each sample independently."""
+    """Maximizes a loss over the threat model, approximately and for each sample independently."""
 
     def __call__(
         self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Streams | None = None

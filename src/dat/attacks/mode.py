@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def attack_mode(model: nn.Module, bn: str = "eval") -> Iterator[None]:
-    """Put batch normalisation and dropout into `eval` or `train` mode during an attack.
+    """Put batch normalization and dropout into `eval` or `train` mode during an attack.
 
     On exit, every module's mode, running statistics and other buffers are restored.
     """

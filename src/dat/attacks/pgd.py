@@ -43,7 +43,7 @@ class PGD(Attack):
     random_start: bool = setting(True, "start from a random point of the ball")
     restarts: int = setting(1, "independent runs; the highest loss is kept", ge=1)
     loss: str = setting(
-        GIVEN, "loss to maximise; given: that of the objective", choices=(GIVEN, *LOSSES)
+        GIVEN, "loss to maximize; given: that of the objective", choices=(GIVEN, *LOSSES)
     )
     carry: bool = setting(
         False, "in training, start from the perturbation of the same image in the last epoch"

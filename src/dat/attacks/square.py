@@ -30,7 +30,7 @@ class Square(Attack):
     queries: int = setting(5000, "squares to try, one forward pass each", ge=1)
     share: float = setting(0.8, "p: share of the image covered by the first squares", gt=0, le=1)
     loss: str = setting(
-        "margin", "loss to maximise; given: that of the objective", choices=(GIVEN, *LOSSES)
+        "margin", "loss to maximize; given: that of the objective", choices=(GIVEN, *LOSSES)
     )
 
     def perturb(self, loss: Loss, x: Tensor, threat: ThreatModel, draws: Streams) -> Tensor:
@@ -87,7 +87,7 @@ class _LinfSearch:
 
     @classmethod
     def start(cls, x: Tensor, eps: float, draws: Streams) -> _LinfSearch:
-        """Start with vertical stripes of random colours."""
+        """Start with vertical stripes of random colors."""
         low, high = (x - eps).clamp_(0.0, 1.0), (x + eps).clamp_(0.0, 1.0)
         up = draws.uniform(torch.Size((len(x), x.shape[1], 1, x.shape[3]))) < 0.5
         return cls(low, high, torch.where(up, high, low))

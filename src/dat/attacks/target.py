@@ -1,4 +1,4 @@
-"""What an attack maximises: a per-example loss, or a network with labels and a loss."""
+"""What an attack maximizes: a per-example loss, or a network with labels and a loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Loss = Callable[["Tensor"], "Tensor"]
-"""Maps a batch of images to one loss per image; attacks maximise it."""
+"""Maps a batch of images to one loss per image; attacks maximize it."""
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross-entropy": cross_entropy,
     "margin": margin,
@@ -38,7 +38,7 @@ class AttackTarget:
     targets: Tensor | None = None
     """A further argument of the loss, one row per image: target classes, or the clean logits."""
     until_broken: bool = False
-    """Stop attacking an image as soon as it is misclassified; by default, the loss is maximised."""
+    """Stop attacking an image as soon as it is misclassified; by default, the loss is maximized."""
 
     __repr__ = short_repr
 
@@ -53,7 +53,7 @@ class AttackTarget:
 
     def misclassified(self, logits: Tensor) -> Tensor:
         """Whether each image is misclassified; logits that are not finite count as wrong. With soft
-        labels no class is wrong, and attacks maximise the loss alone."""
+        labels no class is wrong, and attacks maximize the loss alone."""
         logits = logits.detach()
         broken = ~logits.isfinite().all(1)
         return broken if is_soft(self.labels) else (logits.argmax(1) != self.labels) | broken

@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit; bad input is one line on standard error and exit code 2."""
     argv = list(sys.argv[1:] if argv is None else argv)
     bind_to_launcher()
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning stalls shared cores
+    if "OMP_WAIT_POLICY" not in os.environ:  # spinning for milliseconds stalls shared cores
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # sockets warn, with pages of addresses
     arguments = parse(argv)
     try:

@@ -101,7 +101,7 @@ def mean_grey(x: Tensor) -> Tensor:
 
 
 def _smooth(x: Tensor) -> Tensor:
-    """Average each pixel (weight 5) with its eight neighbours; border pixels are unchanged."""
+    """Average each pixel (weight 5) with its eight neighbors; border pixels are unchanged."""
     wide = x.int()
     rows = wide[:, :, :-2] + wide[:, :, 1:-1] + wide[:, :, 2:]
     square = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
@@ -145,7 +145,7 @@ def _rotation(degrees: float, height: int, width: int) -> Map:
 
 
 def _resample(x: Tensor, coin: Tensor, maps: Sequence[Map]) -> Tensor:
-    """Nearest-neighbour resampling by the map that the coin selects; black outside the image.
+    """Nearest-neighbor resampling by the map that the coin selects; black outside the image.
 
     Maps apply to pixel centres, hence the halves.
     """

@@ -109,7 +109,7 @@ def _about(description: ModelDescription) -> str:
         f"{count(train['epochs'], 'epoch')}, batch {train['batch']}, seed {training['seed']}; "
         f"the `{training['weights']}` weights.\n\n"
         f"It takes images of {channels} x {height} x {width} (channels, height, width) as floats "
-        f"in [0, 1] and normalises them itself. It returns {description.classes} logits"
+        f"in [0, 1] and normalizes them itself. It returns {description.classes} logits"
     )
     if description.smoothing:
         copies, sigma = description.smoothing["copies"], description.smoothing["sigma"]

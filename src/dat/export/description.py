@@ -37,7 +37,7 @@ class ModelDescription:
     names: tuple[str, ...]
     """Class names, if known."""
     mean: tuple[float, ...]
-    """Normalisation inside the model, per channel."""
+    """Normalization inside the model, per channel."""
     std: tuple[float, ...]
     smoothing: dict[str, Any] | None
     """Settings of the majority vote over noisy copies, if the model is smoothed."""

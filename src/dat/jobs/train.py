@@ -24,7 +24,7 @@ from dat.data import ImageData, Partitions, Splits, is_known, load
 from dat.distributed import Auto, World, protocol_name, quantizer_name
 from dat.jobs.error_analysis import analyze_errors
 from dat.jobs.method import method_name
-from dat.report import Progress, progress_bar
+from dat.report import Progress, print_text, progress_bar
 from dat.report.page import write_page
 from dat.train import Callback, Checkpoint, Checkpointer, EpochRecord, RunFolder, Trainer
 from dat.train.checkpoint import remove_unfinished
@@ -69,7 +69,7 @@ def train(
         callbacks: list[Callback] = [WorkerLog()]
         if world.first and not quiet:
             for line in summary.lines:
-                print(line, file=sys.stderr)
+                print_text(line, stderr=True)
         resolve_protocol(trainer, quiet=quiet)
         if folder:
             resolved = replace(
@@ -176,9 +176,7 @@ def _stop_on_signals(stopping: threading.Event, *, first: bool) -> Iterator[None
         signal.signal(signal.SIGINT, before)
 
 
-STOPPING = (
-    "\ninterrupted: saving a checkpoint after this step; press Ctrl-C again to stop at once\n"
-)
+STOPPING = "\ninterrupted: saving a checkpoint after this step; Ctrl-C again stops at once\n"
 
 
 def _prepare(

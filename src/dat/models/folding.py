@@ -1,7 +1,7 @@
 """A cheaper copy of a network for attacks in eval mode.
 
 An attack evaluates a fixed network and the gradients of its input many thousand times. In eval
-mode, batch normalisation is a scale and a shift: after a convolution or a linear layer it is folded
+mode, batch normalization is a scale and a shift: after a convolution or a linear layer it is folded
 into the weights, elsewhere it becomes one fused multiply-add. The ReLUs after those work in place,
 weights need no gradients, and images are in channels-last format, which convolutions prefer. If the
 network is trained between attacks, its copy can be updated.
@@ -50,7 +50,7 @@ class Folded(NamedTuple):
 
 
 class Affine(nn.Module):
-    """Batch normalisation of images in eval mode."""
+    """Batch normalization of images in eval mode."""
 
     scale: Tensor
     shift: Tensor

@@ -1,4 +1,4 @@
-"""Weight initialisation, shared by the convolutional networks."""
+"""Weight initialization, shared by the convolutional networks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def initialize(net: nn.Module) -> None:
-    """Initialise convolutions as in He et al. 2015, with the fan-out of the ResNet and WideResNet
+    """Initialize convolutions as in He et al. 2015, with the fan-out of the ResNet and WideResNet
     papers.
 
     Batch norms start as the identity; linear layers keep torch's default, as in torchvision.

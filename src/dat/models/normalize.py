@@ -1,4 +1,4 @@
-"""Normalisation as the first layer of a network.
+"""Normalization as the first layer of a network.
 
 As part of the model, it keeps attacks and threat models in [0, 1] pixels, and checkpoints include
 the statistics.
@@ -46,5 +46,5 @@ def _per_channel(values: Sequence[float]) -> Tensor:
 
 
 def normalized(net: nn.Module, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
-    """`net` on normalised images; its state dict has the keys `normalize.*` and `net.*`."""
+    """`net` on normalized images; its state dict has the keys `normalize.*` and `net.*`."""
     return nn.Sequential(OrderedDict(normalize=Normalize(mean, std), net=net))

@@ -61,7 +61,7 @@ def replace_head(net: nn.Module, classes: int, *, seed: int = 0) -> nn.Module:
 
 @torch.no_grad()
 def _new_head(old: Head, classes: int, random: torch.Generator) -> nn.Module:
-    """Weights uniform within 1 / sqrt(fan-in), as torch initialises linear layers."""
+    """Weights uniform within 1 / sqrt(fan-in), as torch initializes linear layers."""
     weight = old.weight
     options = {"bias": old.bias is not None, "device": weight.device, "dtype": weight.dtype}
     head: nn.Module
@@ -148,7 +148,7 @@ class Block(NamedTuple):
 def blocks(net: nn.Module) -> list[Block]:
     """The top-level blocks of a network in order; the last one is its head.
 
-    Wrappers are skipped, chains of stages are opened, and a normalisation layer belongs to the
+    Wrappers are skipped, chains of stages are opened, and a normalization layer belongs to the
     block before it. Parameters outside all blocks belong to the first one.
     """
     name, head = find_head(net)

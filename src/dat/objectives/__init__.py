@@ -1,6 +1,6 @@
 """Objectives: lambda * clean loss + max over the ball of phi, equation (2) of the paper.
 
-An objective defines what the attack maximises (`phi`) and what the optimizer minimises (`loss`). To
+An objective defines what the attack maximizes (`phi`) and what the optimizer minimizes (`loss`). To
 add one: a file here, a line below.
 """
 

@@ -169,14 +169,14 @@ class Objective(Settings, ABC):
 
     @abstractmethod
     def phi(self, model: Network, batch: Batch) -> Loss:
-        """The loss that the attack maximises, as a function of the adversarial images."""
+        """The loss that the attack maximizes, as a function of the adversarial images."""
 
     @abstractmethod
     def loss(self, model: Network, batch: Batch, x_adv: Tensor) -> Outcome:
         """lambda * loss(x) + phi(x_adv) for each sample.
 
         Implementations call `model` once: two forward passes before one backward pass would break
-        batch normalisation under DDP, and one larger pass is faster.
+        batch normalization under DDP, and one larger pass is faster.
         """
 
     def deployed(self, model: nn.Module) -> nn.Module:

@@ -21,7 +21,7 @@ class LabelSmoothing(Objective):
 
     label_smoothing: float = setting(0.0, "label smoothing of the training loss", ge=0, lt=1)
     smooth_attack: bool = setting(
-        False, "whether the attack maximises the loss of the smoothed labels, too"
+        False, "whether the attack maximizes the loss of the smoothed labels, too"
     )
 
     def phi(self, model: Network, batch: Batch) -> Loss:

@@ -1,6 +1,6 @@
 """Smooth-AT (Salman et al. 2019): adversarial training of a smoothed classifier.
 
-Each image has N copies with Gaussian noise. The attack maximises the loss of their mean prediction,
+Each image has N copies with Gaussian noise. The attack maximizes the loss of their mean prediction,
 and the update uses the attacked copies with the same noise. Without an attack this is Gaussian
 noise augmentation (Cohen et al. 2019).
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class TRADES(Objective):
     """Clean cross-entropy plus beta * KL(clean prediction, adversarial prediction).
 
-    The attack maximises the KL, whose gradient vanishes at the image itself, so it needs a random
+    The attack maximizes the KL, whose gradient vanishes at the image itself, so it needs a random
     start.
     """
 

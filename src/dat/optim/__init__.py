@@ -1,4 +1,4 @@
-"""Optimizers: the outer minimisation, step 12 of Algorithm A1, which applies the averaged gradient.
+"""Optimizers: the outer minimization, step 12 of Algorithm A1, which applies the averaged gradient.
 
 `LALR` is the paper's layer-wise adaptive learning rate, eq. (3), over any base direction; `LAMB`
 and `LARS` are LALR over Adam and momentum. They and `Muon` are `torch.optim.Optimizer`s; without

@@ -30,12 +30,14 @@ EPOCH_LINES = 40
 """Lines about epochs that a terminal shows, about."""
 
 
-def _bar(console: Console, *, short: bool = False) -> Bar:
-    """A progress bar; `short` leaves room for a long description."""
+def _bar(console: Console, *, short: bool = False, transient: bool = False) -> Bar:
+    """A progress bar; `short` leaves room for a long description, `transient` removes it when it is
+    finished."""
     full = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     columns = (TaskProgressColumn(), TimeRemainingColumn(compact=True)) if short else full
     text = TextColumn("{task.description}")
-    return Bar(text, *columns, console=console, disable=not console.is_terminal)
+    off = not console.is_terminal
+    return Bar(text, *columns, console=console, disable=off, transient=transient)
 
 
 @contextmanager
@@ -56,7 +58,8 @@ class Progress(Callback):
         self._state = ""
         self._hidden: dict[int, str] = {}
         """The lines of epochs that were not shown."""
-        self._bar = _bar(self._console, short=self._console.width < WIDE)
+        narrow = self._console.width < WIDE
+        self._bar = _bar(self._console, short=narrow, transient=True)  # the epochs' lines stay
 
     def on_fit_start(self, trainer: Trainer) -> None:
         self._console.quiet = not trainer.world.first  # only the first worker prints

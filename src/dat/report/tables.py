@@ -35,11 +35,26 @@ def print_json(value: object) -> None:
     sys.stdout.write("\n")
 
 
-def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, note: str = "") -> None:
+def print_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    note: str = "",
+    optional: Sequence[str] = (),
+) -> None:
     """Print a table: text left-aligned, numbers right-aligned. On a terminal, wide columns wrap at
-    words."""
+    words, and a table that is still too wide is shown without the `optional` columns, as far as
+    that is necessary."""
     console = _console()
     columns = [[header, *(row[n] for row in rows)] for n, header in enumerate(headers)]
+    left_out: list[str] = []
+    for header in optional:
+        if _width(columns) > console.width:
+            columns = [column for column in columns if column[0] != header]
+            left_out.append(header)
+    if left_out:
+        names = ", ".join(left_out)
+        note = f"{note} Not shown for lack of width: {names} (--json has all).".strip()
     widths, gap = fit(columns, console.width)
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for (header, *cells), width in zip(columns, widths, strict=True):
@@ -52,16 +67,22 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, note: 
         print_text(f"\n{note}", style="dim")
 
 
-def print_text(text: str, *, style: str | None = None) -> None:
+def print_text(text: str, *, style: str | None = None, stderr: bool = False) -> None:
     """Print sentences; on a terminal they wrap at words."""
-    _console().print(text, style=style, markup=False)
+    _console(stderr=stderr).print(text, style=style, markup=False)
 
 
-def _console() -> Console:
-    console = Console(highlight=False)
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(highlight=False, stderr=stderr)
     if not console.is_terminal:
         console.width = 10_000  # do not wrap in a pipe
     return console
+
+
+def _width(columns: Sequence[Sequence[str]]) -> int:
+    """The least width of a table whose words are whole."""
+    widths, gap = fit(columns, 0)
+    return sum(widths) + gap * (len(columns) - 1)
 
 
 def fit(columns: Sequence[Sequence[str]], available: int) -> tuple[list[int], int]:

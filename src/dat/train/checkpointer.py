@@ -161,7 +161,7 @@ class Checkpointer(Callback):
             arguments = " ".join([str(self.root.parent), *self.code])
             raise Preempted(
                 f"stopped on request after epoch {len(trainer.records) + 1}, step "
-                f"{trainer.tally.step}; resume with: dat train --resume {arguments}"
+                f"{trainer.tally.step}\nresume with: dat train --resume {arguments}"
             )
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:

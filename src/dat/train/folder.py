@@ -50,6 +50,9 @@ from dat.train.records import EpochRecord
 from dat.train.trainer import Trainer
 from dat.train.weights import save_weights
 
+OPENMP = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+"""Variables that say how idle threads wait."""
+
 
 class RunFolder(Callback):
     """Writes a run's files; only rank 0 has one."""
@@ -128,7 +131,7 @@ def environment(world: World) -> dict[str, Any]:
         "device": devices.device_name(world.device),
         "workers": world.size,
         "threads": torch.get_num_threads(),
-        "wait_policy": os.environ.get("OMP_WAIT_POLICY"),
+        "openmp": {name: os.environ[name] for name in OPENMP if name in os.environ},
         **world.process_settings,
         "command": sys.argv[1:],
         "launch": os.environ.get("TORCHELASTIC_RUN_ID"),

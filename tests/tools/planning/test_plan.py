@@ -380,7 +380,7 @@ def test_bits_can_be_swept_over_alone(capsys: pytest.CaptureFixture[str]) -> Non
         ((), "specify a recipe to plan for"),
         (("digits", "--calibrate"), "--calibrate: measures this machine; omit the recipe digits"),
         (("digits", "--link", "fast"), "link 'fast': must be a number with mbit or gbit"),
-        (("digits", "--sweep", "colour"), "--sweep colour: must be one or more of bits"),
+        (("digits", "--sweep", "color"), "--sweep color: must be one or more of bits"),
         (("digits", "--compute", "0"), "--compute 0.0: must be above 0"),
         (("digits", "--cores", "0"), "--cores 0.0: must be above 0"),
         (("digits", "--latency", "-1"), "--latency -1.0: must be at least 0"),

@@ -103,14 +103,14 @@ def _first_stretch(slots: tuple[Slot, ...], stretches: int) -> tuple[Slot, ...]:
 
 
 class HybridRoute(GradientRoute):
-    """Every worker is the server of one share for the nodes. Its neighbours are the workers of its
+    """Every worker is the server of one share for the nodes. Its neighbors are the workers of its
     node, its counterparts those of the same local rank on all nodes."""
 
     def __init__(self, bucket: GradientBucket, inside: int) -> None:
         super().__init__(bucket)
         self.nodes = self.world.size // inside
         self.node, self.local = divmod(self.world.rank, inside)
-        self.neighbours = range(self.node * inside, (self.node + 1) * inside)
+        self.neighbors = range(self.node * inside, (self.node + 1) * inside)
         self.counterparts = range(self.local, self.world.size, inside)
         shares = bucket.shares()
         first = self.local * self.nodes
@@ -147,13 +147,13 @@ class HybridRoute(GradientRoute):
         all_gather(self.own, self.outgoing, group, read, self.counterparts)
         rows = [x[stretch] for stretch in self.stretches]
         own_row = rows[self.local]
-        all_gather(own_row, rows, group, members=self.neighbours)
-        return self._between().plus(SentBytes((len(self.neighbours) - 1) * own_row.nbytes))
+        all_gather(own_row, rows, group, members=self.neighbors)
+        return self._between().plus(SentBytes((len(self.neighbors) - 1) * own_row.nbytes))
 
     def _sum_inside(self, x: Tensor, group: dist.ProcessGroup) -> SentBytes:
         """The node's sum of this worker's stretch, in the order of its workers."""
         rows = [x[stretch] for stretch in self.stretches]
-        all_to_all(rows, list(self.floats), group, members=self.neighbours)
+        all_to_all(rows, list(self.floats), group, members=self.neighbors)
         own_row = rows[self.local].copy_(self.floats[0])
         for floats in self.floats[1:]:
             own_row += floats

@@ -9,7 +9,7 @@
    reference.py implements the same in torch and must give the same bits: it performs every
    floating-point operation in the same order, and the build disables contraction.
 
-   The loops are plain C that compilers vectorise. Each is compiled twice, for any machine and for
+   The loops are plain C that compilers vectorize. Each is compiled twice, for any machine and for
    AVX2, and dispatched at run time. */
 
 #include <float.h>

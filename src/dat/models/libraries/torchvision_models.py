@@ -18,7 +18,7 @@ RESERVED = {
     **dict.fromkeys(("weights", "weights_backbone", "pretrained"), "set model.pretrained"),
 }
 CHANNELS = 3
-"""torchvision's networks take colour images."""
+"""torchvision's networks take color images."""
 
 
 def build(

@@ -1,4 +1,4 @@
-"""SVG charts for the page, which take their colours from its light or dark style."""
+"""SVG charts for the page, which take their colors from its light or dark style."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH, HEIGHT = 440, 260
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 24, 40
 MARKED = 60
 """Maximum number of points on a line that get markers."""
-COLOURS = 8
+COLORS = 8
 
 
 class Axis(NamedTuple):
@@ -93,7 +93,7 @@ def stacked_chart(stack: Stack, name: str) -> str:
             x = across(stack.x[index]) - 0.4 * gap
             tooltip = f"{part}, {stack.x_axis} {label(stack.x[index])}: {label(value)}"
             drawn.append(
-                f'<rect class="area c{number % COLOURS}" x="{x:.2f}" y="{top}" '
+                f'<rect class="area c{number % COLORS}" x="{x:.2f}" y="{top}" '
                 f'width="{0.8 * gap:.2f}" height="{foot - top:.2f}">{_title(tooltip)}</rect>'
             )
     return _frame(name, stack.x_axis, stack.y_axis, across, up, drawn)
@@ -151,12 +151,12 @@ def _line(
         if math.isfinite(y) and (x > 0 or not across.logarithmic)
     ]
     coordinates = [f"{across(x)},{up(y)}" for x, y in points]
-    colour = f"c{number % COLOURS}"
-    drawn = f'<polyline class="line {colour} d{number % 4}" points="{" ".join(coordinates)}"/>'
+    color = f"c{number % COLORS}"
+    drawn = f'<polyline class="line {color} d{number % 4}" points="{" ".join(coordinates)}"/>'
     for x, y in points if len(points) <= MARKED else ():
         tooltip = f"{name + ': ' if name else ''}{label(x)}, {label(y)}"
         drawn += (
-            f'<circle class="area {colour}" cx="{across(x)}" cy="{up(y)}" r="3">'
+            f'<circle class="area {color}" cx="{across(x)}" cy="{up(y)}" r="3">'
             f"{_title(tooltip)}</circle>"
         )
     return drawn
@@ -197,7 +197,7 @@ def _title(text: str) -> str:
 def legend(names: Mapping[str, object], *, dashed: bool = True) -> list[tuple[str, str]]:
     """Each line's name with its CSS classes."""
     return [
-        (f"c{number % COLOURS} d{number % 4 if dashed else 0}", name)
+        (f"c{number % COLORS} d{number % 4 if dashed else 0}", name)
         for number, name in enumerate(names)
         if name
     ]

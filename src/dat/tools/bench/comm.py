@@ -149,7 +149,7 @@ def _exchange(
     counter."""
     world = reducer.world
     reducer.ledger.read_and_reset()
-    before = _counter()  # ahead of the meeting: a neighbour on this host may be quicker
+    before = _counter()  # ahead of the meeting: a neighbor on this host may be quicker
     world.barrier()
     start = time.perf_counter()
     begins, futures = 0, []

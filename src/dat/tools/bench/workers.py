@@ -21,12 +21,12 @@ def run_workers(hosts: Sequence[Host], words: Sequence[str]) -> None:
     port, running = _free_port(), []
     try:
         for rank, host in enumerate(hosts):
-            neighbours = [other for other, place in enumerate(hosts) if place == host]
+            neighbors = [other for other, place in enumerate(hosts) if place == host]
             environment = os.environ | {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(hosts)),
-                "LOCAL_RANK": str(neighbours.index(rank)),
-                "LOCAL_WORLD_SIZE": str(len(neighbours)),
+                "LOCAL_RANK": str(neighbors.index(rank)),
+                "LOCAL_WORLD_SIZE": str(len(neighbors)),
                 "MASTER_ADDR": hosts[0].address,
                 "MASTER_PORT": str(port),
                 "GLOO_SOCKET_IFNAME": host.interface,

@@ -30,7 +30,7 @@ def show_plan(plan: ClusterPlan, *, as_json: bool, plot: Path | None) -> None:
     if as_json:
         print_json(plan.as_json())
         return
-    print_table(HEADERS, _rows(plan), note=LEGEND)
+    print_table(HEADERS, _rows(plan), note=LEGEND, optional=("C/epoch (s)", "Busiest (MB)"))
     print_text(f"\n{describe(plan)}")
     if plan.sizes:
         print_text(f"\nStep by image size (train.resize), {plan.chosen.name}:")

@@ -150,7 +150,7 @@ class SolverSettings:
     """B, the samples per worker."""
     bits: int = DENSE
     inner: float = 0.0
-    """The largest norm of the inner gradient; 0 uses the exact maximiser."""
+    """The largest norm of the inner gradient; 0 uses the exact maximizer."""
     rate: float = 0.5
     """The learning rate is rate / sqrt(T)."""
     beta: float = 0.5
