@@ -60,7 +60,7 @@ def print_table(
     for (header, *cells), width in zip(columns, widths, strict=True):
         justify: JustifyMethod = "right" if all(map(_is_number, cells)) else "left"
         table.add_column(Text(header), justify=justify, overflow="fold", width=width)
-    for row in rows:
+    for row in zip(*(cells for _, *cells in columns), strict=True):
         table.add_row(*map(Text, row))  # users' names may look like markup
     console.print(table)
     if note:
