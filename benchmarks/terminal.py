@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -148,6 +149,7 @@ def run(command: Command, screen: Screen, folder: Path, environment: Mapping[str
         cwd=folder,
         env=dict(environment),
         start_new_session=True,
+        preexec_fn=_heed_interrupts,
     )
     os.close(its_side)
     try:
@@ -156,6 +158,11 @@ def run(command: Command, screen: Screen, folder: Path, environment: Mapping[str
         os.close(terminal)
         process.wait()
     return process.returncode
+
+
+def _heed_interrupts() -> None:
+    """As in a terminal, also where this process ignores Ctrl-C because it is in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _show(terminal: int, screen: Screen, interrupt_at: str, timeout: float = 1800) -> None:

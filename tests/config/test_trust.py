@@ -95,7 +95,7 @@ def imported() -> bool:
 COMMANDS = {
     "evaluate": "evaluate RUN --out none --no-checks --quiet",
     "evaluate, several workers": "evaluate RUN --workers 2",
-    "verify": "verify evidence --model RUN",
+    "verify": "verify RUN/config.yaml --model RUN",
     "certify": "certify RUN --sigma 0.1 --n 20 --n0 4 --out none --quiet",
     "sweep": "sweep RUN --eps 0 --quiet",
     "export": "export RUN --out exported",

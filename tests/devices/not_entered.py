@@ -4,6 +4,8 @@ for each."""
 REASONS: dict[str, tuple[str, ...]] = {
     "counts devices, for a scheduler or a plan; there are no tensors": (
         "cli/launch.py:_job",
+        "cli/launch.py:_uses_gpus",
+        "cli/reproduce.py:_needs_cluster",
         "distributed/protocols/hybrid.py:Hybrid.phases",
         "jobs/clusters/kubernetes.py:_pytorch_job",
         "jobs/clusters/kubernetes.py:_resources",
@@ -13,6 +15,10 @@ REASONS: dict[str, tuple[str, ...]] = {
         "jobs/clusters/slurm.py:script",
         "jobs/clusters/torchrun.py:torchrun",
         "tools/planning/scaling.py:sizes",
+        "tools/reproduce/launching.py:cluster_job",
+        "tools/reproduce/launching.py:layout",
+        "tools/reproduce/launching.py:slurm_lines",
+        "tools/reproduce/launching.py:title",
     ),
     "stays in host memory on purpose": (
         "export/folder.py:_test_images",

@@ -77,3 +77,10 @@ def test_optional_columns_are_left_out_in_their_order(columns: int) -> None:
     assert " ".join("".join(f"{line} " for line in lines[3:]).split()) == (
         note if left_out else "Note."
     )
+
+
+def test_a_table_that_just_fits_does_not_wrap(columns: int) -> None:
+    cells = ["a" * 20, "b" * (columns - 22)]
+    with redirect_stdout(Terminal()) as terminal:
+        print_table(["First", "Second"], [cells])
+    assert terminal.lines()[1].split() == cells

@@ -129,7 +129,7 @@ class Settings:
     """Checks across fields; each yields its mistakes."""
 
     def __post_init__(self) -> None:
-        hints, mistakes = typing.get_type_hints(type(self)), Mistakes()
+        hints, mistakes = _hints(type(self)), Mistakes()
         name = type(self).__name__.removesuffix("Settings")
         for field in dataclasses.fields(self):
             if (limits := field.metadata.get("limits")) is not None:
@@ -145,7 +145,7 @@ class Settings:
     def fields_by_key(cls) -> dict[str, KeyedField]:
         """Every key of the group and the field that it sets. Plain dataclass fields have no key;
         they can only be set in Python."""
-        hints, by_key = typing.get_type_hints(cls), dict[str, KeyedField]()
+        hints, by_key = _hints(cls), dict[str, KeyedField]()
         for field in dataclasses.fields(cls):
             hint = hints[field.name]
             if "inline" in field.metadata:
@@ -175,7 +175,7 @@ class Settings:
     @classmethod
     def _from_fields(cls, values: dict[str, Any]) -> Self:
         """Build from field values, with those of inline fields nested."""
-        hints, nested, mistakes = typing.get_type_hints(cls), dict[str, Any](), Mistakes()
+        hints, nested, mistakes = _hints(cls), dict[str, Any](), Mistakes()
         for field in dataclasses.fields(cls):
             if "inline" in field.metadata and field.name in values:
                 with mistakes.collected():
@@ -200,7 +200,7 @@ class Settings:
 
     def entries(self, path: str = "") -> Iterator[Entry]:
         """Every setting, nested ones included; of a component, also its name."""
-        hints = typing.get_type_hints(type(self))
+        hints = _hints(type(self))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             field_path = f"{path}{field.metadata.get('key', field.name)}"
@@ -235,3 +235,13 @@ def name_of(field: dataclasses.Field[Any], value: object) -> str:
     """The registered name of a component."""
     registry: Mapping[str, type] = field.metadata["registry"]
     return next(name for name, kind in registry.items() if type(value) is kind)
+
+
+_types: dict[Any, dict[str, Any]] = {}
+
+
+def _hints(group: type) -> dict[str, Any]:
+    """The types of a group's fields, evaluated once."""
+    if group not in _types:
+        _types[group] = typing.get_type_hints(group)
+    return _types[group]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 from operator import gt
 from typing import Any
 
-from rich.console import Console, JustifyMethod
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from dat.core.glossary import legend
@@ -56,13 +57,11 @@ def print_table(
         names = ", ".join(left_out)
         note = f"{note} Not shown for lack of width: {names} (--json has all).".strip()
     widths, gap = fit(columns, console.width)
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-    for (header, *cells), width in zip(columns, widths, strict=True):
-        justify: JustifyMethod = "right" if all(map(_is_number, cells)) else "left"
-        table.add_column(Text(header), justify=justify, overflow="fold", width=width)
-    for row in zip(*(cells for _, *cells in columns), strict=True):
-        table.add_row(*map(Text, row))  # users' names may look like markup
-    console.print(table)
+    right = [all(map(_is_number, cells)) for _, *cells in columns]
+    for number, row in enumerate(zip(*columns, strict=True)):
+        for line in _lines(row, widths, right):
+            text = Text((" " * gap).join(line).rstrip(), "" if number else "bold")
+            console.print(text, soft_wrap=True)
     if note:
         print_text(f"\n{note}", style="dim")
 
@@ -79,6 +78,25 @@ def _console(*, stderr: bool = False) -> Console:
     return console
 
 
+def _lines(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[list[str]]:
+    """The lines of a row, as high as its highest cell."""
+    wrapped = [
+        [
+            piece
+            for line in cell.split("\n")
+            for piece in textwrap.wrap(line, width, break_on_hyphens=False) or [""]
+        ]
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    return [
+        [
+            piece.rjust(width) if is_right else piece.ljust(width)
+            for piece, width, is_right in zip(pieces, widths, right, strict=True)
+        ]
+        for pieces in zip_longest(*wrapped, fillvalue="")
+    ]
+
+
 def _width(columns: Sequence[Sequence[str]]) -> int:
     """The least width of a table whose words are whole."""
     widths, gap = fit(columns, 0)
@@ -88,9 +106,10 @@ def _width(columns: Sequence[Sequence[str]]) -> int:
 def fit(columns: Sequence[Sequence[str]], available: int) -> tuple[list[int], int]:
     """The widths of columns, and the gap between them, that fit in the available width without
     breaking a word, if that is possible."""
-    widths = [max(map(len, cells)) for cells in columns]
-    words = [max(len(word) for cell in cells for word in cell.split(" ")) for cells in columns]
-    shortest = [min(word, LONGEST_WORD) for word in words]
+    lines = ["\n".join(cells).split("\n") for cells in columns]
+    widths = [max(1, *map(len, column)) for column in lines]
+    words = [max(map(len, " ".join(cells).split()), default=0) for cells in columns]
+    shortest = [max(min(word, LONGEST_WORD), 1) for word in words]
     gap = 2 if sum(shortest) + 2 * (len(columns) - 1) <= available else 1
     excess = sum(widths) + gap * (len(columns) - 1) - available
     while excess > 0 and any(map(gt, widths, shortest)):
