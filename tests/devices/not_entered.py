@@ -21,6 +21,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "tools/reproduce/launching.py:title",
     ),
     "stays in host memory on purpose": (
+        "evaluation/bundle/robustbench.py:_adversarial_images",
         "export/folder.py:_test_images",
         "jobs/data.py:contact_sheet",
         "models/transfer.py:_new_head",
