@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dat.distributed import World
 from dat.distributed.affinity import cores
 
 FAULTS = """
@@ -55,6 +56,18 @@ def test_freed_memory_is_reused_for_the_next_tensors() -> None:
     assert isinstance(default["faults"], int) and isinstance(tuned["faults"], int)
     if default["faults"] > 10_000:  # with huge pages there is nothing to gain
         assert tuned["faults"] < default["faults"] / 100
+
+
+def test_pinned_workers_have_as_many_threads_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers on eight cores; pinning leaves each four of them."""
+    allowed, threads = set(range(8)), list[int]()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, own: allowed.intersection_update(own))
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with World.join(device="cpu", pin=True) as world:
+        assert world.process_settings["cores"] == [0, 1, 2, 3]
+    assert threads == [4]
 
 
 def test_the_users_allocator_settings_are_kept() -> None:

@@ -122,6 +122,10 @@ class DataConfig(Settings):
         le=1,
     )
 
+    def labelled_images(self, total: int) -> int:
+        """The number of labelled images, out of a training set of this many."""
+        return min(size for size in (total, self.limit, self.labels) if size is not None)
+
     def mix(self) -> Mix:
         """How labelled and unlabelled images are mixed in a batch."""
         from dat.data import Mix

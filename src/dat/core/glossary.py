@@ -1,4 +1,4 @@
-"""Abbreviations in tables, spelled out, and numbers with their nouns."""
+"""Abbreviations in tables, spelled out; numbers with their nouns; durations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TERMS = {
 }
 
 
-def count(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """`1 epoch`, `2 epochs`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from dat.core.glossary import plural
+
 
 def check_batch(batch: int, workers: int, partitions: int) -> None:
     """Raise if a global batch is too small for the workers, or for the partitions of the data."""
@@ -13,7 +15,3 @@ def check_batch(batch: int, workers: int, partitions: int) -> None:
             f"train.batch = {batch}: too small for {plural(workers, 'worker')} and "
             f"{plural(partitions, 'partition')}; use {2 * largest} or more"
         )
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dat.core.glossary import plural
 from dat.core.rng import generator
-from dat.data.batch_size import check_batch, plural
+from dat.data.batch_size import check_batch
 from dat.data.images import ImageData
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]

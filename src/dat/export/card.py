@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dat.core.glossary import count, legend
+from dat.core.glossary import legend, plural
 from dat.core.threat import show_radius
 from dat.export.description import ModelDescription
 from dat.export.formats import HUB
@@ -106,7 +106,7 @@ def _about(description: ModelDescription) -> str:
         f"`{attack}` (threat model: {threat['norm']}, eps {show_radius(threat['eps'])}, "
         f"for pixels in [0, 1]), "
         f"objective `{training['objective']['name']}` and optimizer `{optimizer}`, "
-        f"{count(train['epochs'], 'epoch')}, batch {train['batch']}, seed {training['seed']}; "
+        f"{plural(train['epochs'], 'epoch')}, batch {train['batch']}, seed {training['seed']}; "
         f"the `{training['weights']}` weights.\n\n"
         f"It takes images of {channels} x {height} x {width} (channels, height, width) as floats "
         f"in [0, 1] and normalizes them itself. It returns {description.classes} logits"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dat.core.glossary import count, legend
+from dat.core.glossary import legend, plural
 from dat.core.threat import show_radius
 from dat.report.plots import Chart, line_charts
 from dat.report.tables import print_json, print_table
@@ -104,7 +104,7 @@ def _certified_note(report: dict[str, Any]) -> str:
         f"{report['samples_per_image']:,.0f} samples per image of at most {report['n']:,}, "
         f"{report['samples_per_second']:,.0f} per second and worker in batches of "
         f"{report['batch']}; {report['seconds']:.1f} s. Average certified radius (ACR) "
-        f"{at_least}{report['acr']:.3f}; {count(report['abstained'], 'abstention')}."
+        f"{at_least}{report['acr']:.3f}; {plural(report['abstained'], 'abstention')}."
     )
 
 

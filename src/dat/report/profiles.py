@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dat.core.glossary import count
+from dat.core.glossary import plural
 from dat.report.tables import print_json, print_table
 
 NAMES = {
@@ -47,10 +47,10 @@ def _note(profile: dict[str, Any]) -> str:
     low, middle, high = (1e3 * seconds for seconds in profile["seconds_quartiles"])
     exchange = profile["exchange"]
     lines = [
-        f"{profile['recipe']}: {count(profile['workers'], 'worker')}, {profile['device']}, "
-        f"{count(profile['threads'], 'thread')} each, batch {profile['batch']}: "
+        f"{profile['recipe']}: {plural(profile['workers'], 'worker')}, {profile['device']}, "
+        f"{plural(profile['threads'], 'thread')} each, batch {profile['batch']}: "
         f"{profile['images_per_second']:,.1f} images/s.",
-        f"Means over {count(profile['steps'], 'step')} and all workers; the median step took "
+        f"Means over {plural(profile['steps'], 'step')} and all workers; the median step took "
         f"{middle:.1f} ms, quartiles {low:.1f} and {high:.1f}.",
         f"Exchange: {1e3 * exchange['busy_seconds']:.2f} ms in total, including what overlaps with "
         f"the backward pass; {exchange['bytes'] / 2**20:.2f} MiB sent per worker.",

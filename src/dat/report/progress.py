@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 from dat.core import devices
-from dat.core.glossary import count, legend
+from dat.core.glossary import legend, plural
 from dat.distributed import World
 from dat.train import Callback, EpochRecord, StepReport, Trainer
 from dat.train.overfitting_monitor import Collapse
@@ -64,14 +64,14 @@ class Progress(Callback):
     def on_fit_start(self, trainer: Trainer) -> None:
         self._console.quiet = not trainer.world.first  # only the first worker prints
         self._console.print(
-            f"{self._title}: {count(trainer.world.size, 'worker')}, {trainer.samples} images, "
-            f"{count(trainer.epochs, 'epoch')} of {count(trainer.steps_in(0), 'step')}, "
+            f"{self._title}: {plural(trainer.world.size, 'worker')}, {trainer.samples} images, "
+            f"{plural(trainer.epochs, 'epoch')} of {plural(trainer.steps_in(0), 'step')}, "
             f"batch {trainer.batch}",
             markup=False,
         )
         for epoch in trainer.options.batch_schedule.epochs:
             self._console.print(
-                f"from epoch {epoch + 1} on: {count(trainer.steps_in(epoch), 'step')}, batch "
+                f"from epoch {epoch + 1} on: {plural(trainer.steps_in(epoch), 'step')}, batch "
                 f"{trainer.batch_in(epoch)}",
                 markup=False,
             )

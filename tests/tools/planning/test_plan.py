@@ -315,9 +315,10 @@ def test_every_recipe_is_planned_without_its_data(
     assert {row["steps"] for row in found["alternatives"]} == {round(images / config.train.batch)}
 
 
-def test_random_crops_of_pictures_need_no_pictures() -> None:
+def test_random_crops_need_no_pictures_and_limits_no_images() -> None:
     config = read_recipe("digits", {"model": {"width": 4}, "comm": {"threads": 1}})
-    config = replace(config, data=replace(config.data, augmentation="resized-crop"))
+    data_config = replace(config.data, augmentation="resized-crop", limit=500)
+    config = replace(config, data=data_config)
     data = random_images((1, 8, 8), 10, 2)
     found = measure(config, data, TimedSteps(images=2, steps=1, warmup=1), devices=1)
     assert found.images == 2 and found.backward > 0

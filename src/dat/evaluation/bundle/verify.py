@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dat.attacks import AttackTarget, attack_mode
 from dat.core.rng import seeded
-from dat.core.threat import TOLERANCE, ThreatModel
+from dat.core.threat import TOLERANCE, ThreatModel, show_radius
 from dat.data import Data, ImageData, image_data
 from dat.distributed import World
 from dat.evaluation.bundle.bundle import (
@@ -207,7 +207,7 @@ def _check_suite(
     except ValueError as error:
         yield Check(suite.name, False, str(error))
         return
-    ball = f"{threat.norm} {threat.eps:.4g} and [0, 1]"
+    ball = f"{threat.norm} {show_radius(threat.eps)} and [0, 1]"
     if digest.hexdigest() != suite.examples:
         detail = "the adversarial examples do not have the SHA-256 that the claim names"
         yield Check(f"{suite.name}: perturbations", False, detail)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dat.core.glossary import count, legend, seconds
+from dat.core.glossary import legend, plural, seconds
 from dat.core.threat import show_radius
 from dat.report.page.gather import RunRecord, Values, flatten
 
@@ -68,7 +68,7 @@ def tiles(run: RunRecord) -> list[Tile]:
             shown.append(Tile("CA", percent(row["ca"]), note))
     if run.epochs:
         total = sum(epoch["seconds"] for epoch in run.epochs)
-        shown.append(Tile("Training", seconds(total), count(len(run.epochs), "epoch")))
+        shown.append(Tile("Training", seconds(total), plural(len(run.epochs), "epoch")))
     if run.result and result.get("workers", 1) > 1:
         share = 100 * result["exposed_seconds_per_epoch"] / result["train_seconds_per_epoch"]
         shown.append(Tile("Waiting", percent(share), "of the time, for communication"))

@@ -48,8 +48,7 @@ class RecipeProfile:
     def images(self) -> int:
         """Training images per epoch."""
         data = self.config.data
-        labelled = self.shape.total if data.labels is None else data.labels
-        return max(round(labelled * (1 - data.holdout)), 1)
+        return max(round(data.labelled_images(self.shape.total) * (1 - data.holdout)), 1)
 
     def steps(self, batch: float) -> int:
         """Steps per epoch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dat.data.batch_size import plural
+from dat.core.glossary import plural
 from dat.report import print_json, print_table, print_text
 from dat.report.plots import Chart, line_charts
 from dat.tools.planning.costs import BUILT_IN, Costs

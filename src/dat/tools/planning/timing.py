@@ -93,7 +93,7 @@ def timed_steps(config: RunConfig, per_image: float, share: float) -> TimedSteps
 def measure(config: RunConfig, data: Splits, timed: TimedSteps, devices: int) -> ComputeTimes:
     """Time real steps of the recipe on one worker, at full image size."""
     options = replace(config.train.options, subgroup=Subgroup(), image_size=ImageSize())
-    absent = ("parts", "labels", "unlabelled", "pseudo_labels", "synthetic")
+    absent = ("parts", "limit", "labels", "unlabelled", "pseudo_labels", "synthetic")
     sources: dict[str, Any] = dict.fromkeys(absent)
     if config.data.augmentation == "resized-crop":  # takes place when pictures are decoded
         sources["augmentation"] = "crop-flip"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dat.config.schema import RunConfig
-from dat.data.batch_size import plural
+from dat.core.glossary import plural
 from dat.tools.planning.datasets import KNOWN_DATASETS
 from dat.tools.reproduce.keys import flat
 from dat.tools.reproduce.plan import StudyPlan
@@ -64,11 +64,10 @@ def steps_of(row: StudyRow) -> int | None:
     config = row.config(row.tunings()[0])
     data, options = config.data, config.train.options
     known = KNOWN_DATASETS.get(data.name)
-    images = data.labels or (known.total if known else None)
     is_mixed = data.unlabelled is not None or data.synthetic is not None
-    if images is None or is_mixed or options.batch_schedule.epochs:
+    if known is None or is_mixed or options.batch_schedule.epochs:
         return None
-    return config.train.epochs * _steps_per_epoch(config, images)
+    return config.train.epochs * _steps_per_epoch(config, data.labelled_images(known.total))
 
 
 def _steps_per_epoch(config: RunConfig, images: int) -> int:
